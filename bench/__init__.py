@@ -1,0 +1,1 @@
+"""Benchmarks of jax_index: `python -m bench` lists them, bench/README.md explains them."""

@@ -1,0 +1,236 @@
+"""`python -m bench hetgat`: train HetGAT-TA with every column, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.columns import COLUMNS, DETERMINISTIC_FLAG, REFERENCE, SUBJECT
+from bench.configurations import CONFIGURATIONS, Source
+from bench.launch import PINNED_FLAGS, ColumnError, probe, run_column
+from bench.machine import describe_machine
+from bench.report import compare_bits, learning, print_report
+from bench.scenarios import NUM_SCENARIOS, Problem
+from bench.train import Job
+
+COMPARE_STEPS = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, run, print, write. 1 if a column failed, bits differ or the loss did not halve."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    device = probe()
+    on_gpu = device["backend"] == "gpu"
+    source = Source(
+        config=options.config or ("road-42955" if on_gpu else "city"),
+        net=options.net,
+        trips=options.trips,
+        flow=options.flow,
+        node=options.node,
+        od_per_zone=options.od_per_zone,
+        permute=options.permute_nodes,
+        seed=options.seed,
+        num_scenarios=options.scenarios,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="jax_index-hetgat-") as folder,
+        Progress(
+            TextColumn("{task.description:44s}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        ) as progress,
+    ):
+        result = _run(options, source, device, Path(folder), progress)
+    print_report(console, result)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"record: {options.json}")
+    if options.chart:
+        from bench.plot import draw  # matplotlib is slow to import and not always wanted
+
+        draw(result, options.chart)
+        console.print(f"chart: {options.chart}")
+    sound = all("error" not in record for record in result["columns"].values())
+    return (
+        0 if sound and all(b["loss_equal"] and b["gradients_equal"] for b in result["bits"]) else 1
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench hetgat", description=__doc__)
+    what = parser.add_argument_group("workload")
+    what.add_argument(
+        "--config",
+        choices=CONFIGURATIONS,
+        help="generated network; default: city on a CPU, road-42955 on a GPU",
+    )
+    what.add_argument("--net", type=Path, help="TNTP net file in place of --config")
+    what.add_argument("--trips", type=Path, help="TNTP trips file; else demand is generated")
+    what.add_argument("--flow", type=Path, help="TNTP flow file, one more held-out scenario")
+    what.add_argument("--node", type=Path, help="TNTP node file; else coordinates are 0")
+    what.add_argument("--od-per-zone", type=int, help="at most so many od links from a zone")
+    what.add_argument("--scenarios", type=int, default=NUM_SCENARIOS, help="a quarter is held out")
+    what.add_argument("--permute-nodes", action="store_true", help="random node numbers")
+    what.add_argument("--seed", type=int, default=0)
+    how = parser.add_argument_group("run")
+    how.add_argument("--batch", type=_numbers, help="batch sizes, as 1,8; the largest is trained")
+    how.add_argument("--steps", type=int, help="training steps of the column that trains in full")
+    how.add_argument("--seconds", type=float, help="training time of each other column and batch")
+    how.add_argument("--columns", type=_columns, default=list(COLUMNS), help=", ".join(COLUMNS))
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", type=Path, help="write the record here")
+    out.add_argument("--chart", type=Path, help="draw the record here (.svg or .png)")
+    return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(part) for part in text.split(",")}))
+
+
+def _columns(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no column {unknown[0]}; there are {', '.join(COLUMNS)}")
+    return [name for name in COLUMNS if name in names]
+
+
+def _run(
+    options: argparse.Namespace,
+    source: Source,
+    device: dict[str, Any],
+    folder: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    task = progress.add_task("scenarios", total=options.scenarios)
+    problem = source.problem(progress=lambda done, _: progress.update(task, completed=done))
+    problem_path = folder / "problem.npz"
+    problem.save(problem_path)
+    batches = options.batch or source.batches()
+    learn_batch = max(batches)
+    on_gpu = device["backend"] == "gpu"
+    learner = SUBJECT if SUBJECT in options.columns else options.columns[-1]
+    result: dict[str, Any] = {
+        "benchmark": "hetgat",
+        "workload": problem.describe(),
+        "source": {k: str(v) for k, v in vars(source).items() if v is not None},
+        "device": device,
+        "machine": describe_machine(),
+        "batches": list(batches),
+        "learn_batch": learn_batch,
+        "columns": {},
+        "bits": [],
+        "learning": None,
+        "notes": _notes(options.columns, on_gpu),
+    }
+
+    def run(name: str, job: Job, flags: Sequence[str]) -> dict[str, Any]:
+        title = COLUMNS[name].title
+        bar = progress.add_task(title, total=None)
+
+        def follow(phase: str, done: int, total: int) -> None:
+            progress.update(
+                bar, description=f"{title}: {phase}", completed=done, total=total or None
+            )
+
+        try:
+            record = run_column(job, problem_path, folder, flags, follow)
+        except ColumnError as error:
+            result["notes"].append(f"{title}: did not run. {str(error).splitlines()[-1]}")
+            record = {"error": str(error)}
+        progress.update(bar, description=title, completed=1, total=1)
+        return record
+
+    for name in options.columns:
+        column = COLUMNS[name]
+        flags = column.flags + (PINNED_FLAGS if column.pinned and on_gpu else ())
+        job = _job(options, problem, name, batches, learner, on_gpu)
+        result["columns"][name] = run(name, job, flags)
+    _judge(result, options, problem, run, learner, on_gpu)
+    return result
+
+
+def _job(
+    options: argparse.Namespace,
+    problem: Problem,
+    name: str,
+    batches: tuple[int, ...],
+    learner: str,
+    on_gpu: bool,
+) -> Job:
+    """The learner takes all steps of the largest batch; anything else is stopped by time."""
+    steps = options.steps or _default_steps(problem, on_gpu)
+    seconds = options.seconds or (10.0 if on_gpu else 4.0)
+    full = max(batches)
+    return Job(
+        column=name,
+        seed=options.seed,
+        batches=batches,
+        steps={b: max(steps, COMPARE_STEPS) for b in batches},
+        seconds={b: None if name == learner and b == full else seconds for b in batches},
+        compare=COMPARE_STEPS,
+        learn_batch=full,
+        predict_seconds=4.0 if on_gpu else 1.5,
+    )
+
+
+def _default_steps(problem: Problem, on_gpu: bool) -> int:
+    """Enough for the loss to halve, within the time that a first look may take."""
+    if on_gpu:
+        return 400
+    return 300 if problem.num_nodes <= 500 else 70
+
+
+def _judge(result, options, problem: Problem, run, learner: str, on_gpu: bool) -> None:
+    """Add the comparison of bits and what the learner learned."""
+    columns, batch = result["columns"], result["learn_batch"]
+    reference, subject = columns.get(REFERENCE), columns.get(SUBJECT)
+    if reference and subject and "error" not in reference and "error" not in subject:
+        if on_gpu:  # the timed subject chose its own matmuls; its bits need a pinned process
+            steps = reference["batches"][str(batch)]["steps"]
+            job = Job(
+                SUBJECT, options.seed, (batch,), {batch: steps}, {batch: None},
+                COMPARE_STEPS, batch, 0.0, measure=False,
+            )  # fmt: skip
+            subject = run(SUBJECT, job, PINNED_FLAGS)
+            result["pinned_" + SUBJECT] = subject
+        if "error" not in subject:
+            same = result["batches"] if not on_gpu else [batch]
+            result["bits"] = [compare_bits(reference, subject, b) for b in same]
+    ran = [name for name in columns if "error" not in columns[name]]
+    if ran:
+        if learner not in ran:
+            learner = max(ran, key=lambda name: columns[name]["batches"][str(batch)]["steps"])
+        trained = columns[learner]
+        run_record = trained["batches"][str(batch)]
+        result["learning"] = {
+            "column": learner,
+            "steps": run_record["steps"],
+            **learning(trained, batch),
+            "held_out": run_record.get("held_out"),
+            "published": run_record.get("published"),
+        }
+
+
+def _notes(columns: Sequence[str], on_gpu: bool) -> list[str]:
+    notes = []
+    if "xla-deterministic" in columns and not on_gpu:
+        notes.append(
+            f"XLA deterministic: {DETERMINISTIC_FLAG} concerns GPUs; here it is XLA native again."
+        )
+    if on_gpu and {REFERENCE, SUBJECT} <= set(columns):
+        notes.append(
+            f"Bits are compared between processes with {' '.join(PINNED_FLAGS)}; the host round "
+            "trip is timed with it too, every other column with XLA's own choice of matmuls."
+        )
+    return notes

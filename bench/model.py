@@ -1,0 +1,165 @@
+"""HetGAT-TA, a surrogate for static traffic assignment, written once for every column.
+
+Node arrays are [n, batch, features] and edge arrays [m, batch, features], so that one topology
+serves a batch of scenarios. All indexed access goes through an `Ops`; what a linear layer makes
+of a gathered row it makes of the node's row first (fewer rows than edges), in every column.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.ops import Edges, Ops
+
+HEADS, HEAD_WIDTH = 4, 32
+WIDTH = HEADS * HEAD_WIDTH
+PRE_WIDTH = 64
+INPUT_WIDTH = PRE_WIDTH + 2  # the coordinates join
+SCORE_LIMIT = 5.0
+LEAK = 0.01
+LOSS_WEIGHTS = (1.0, 0.005, 0.05)  # ratio, flow, conservation
+
+Params = dict[str, Any]
+
+
+class Topology(NamedTuple):
+    """What all scenarios share: arguments of the jitted functions, never closed over.
+
+    road, od: Edges. coordinates [n, 2], link_features [m, 2], capacity [m].
+    """
+
+    road: Edges
+    od: Edges
+    coordinates: jax.Array
+    link_features: jax.Array
+    capacity: jax.Array
+
+
+class Batch(NamedTuple):
+    """Scenarios: features [n, B, F], flows [m, B], net_demand [n, B]."""
+
+    features: jax.Array
+    flows: jax.Array
+    net_demand: jax.Array
+
+
+def init_params(seed: int, num_features: int) -> Params:
+    """Weights uniform in ±1/√fan-in, drawn by NumPy so that all columns and versions agree."""
+    rng = np.random.default_rng([seed, num_features])
+
+    def linear(fan_in: int, fan_out: int) -> Params:
+        bound = 1.0 / math.sqrt(fan_in)
+        return {
+            "w": rng.uniform(-bound, bound, (fan_in, fan_out)).astype(np.float32),
+            "b": rng.uniform(-bound, bound, fan_out).astype(np.float32),
+        }
+
+    def mlp(*widths: int) -> list[Params]:
+        return [linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+
+    def attention(width: int) -> Params:
+        return {
+            **{name: linear(width, WIDTH) for name in ("q", "k", "v", "skip")},
+            "out": linear(WIDTH, WIDTH),
+            "norm": {"scale": np.ones(WIDTH, np.float32), "shift": np.zeros(WIDTH, np.float32)},
+        }
+
+    beta = mlp(2 * INPUT_WIDTH, PRE_WIDTH, PRE_WIDTH, 1)
+    return {
+        "pre": mlp(num_features, PRE_WIDTH, PRE_WIDTH),
+        "od": {**attention(INPUT_WIDTH), "beta": beta},
+        "road": [attention(WIDTH), attention(WIDTH)],
+        "head": mlp(2 * WIDTH + 6, WIDTH, WIDTH, WIDTH, WIDTH, 1),
+    }
+
+
+def count_params(params: Params) -> int:
+    """Number of trained numbers."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def predict(ops: Ops, params: Params, topology: Topology, features: jax.Array) -> jax.Array:
+    """Flow / capacity ratio [m, B] of every link for features [n, B, F]."""
+    place = jnp.broadcast_to(topology.coordinates[:, None, :], (*features.shape[:2], 2))
+    x = jnp.concatenate([_mlp(params["pre"], features), place], axis=2)
+    beta = _pair_mlp(ops, params["od"]["beta"], topology.od, x)
+    x = _encode(ops, params["od"], topology.od, x, beta, offset=1.0)
+    beta = topology.link_features[:, None, :1]
+    for layer in params["road"]:
+        x = _encode(ops, layer, topology.road, x, beta, offset=0.0)
+    z = jnp.concatenate([x, place], axis=2)
+    links = topology.link_features[:, None, :]
+    return _pair_mlp(ops, params["head"], topology.road, z, links)[:, :, 0]
+
+
+def loss_terms(
+    ops: Ops, params: Params, topology: Topology, batch: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """The weighted loss, a scalar, and the predicted ratio [m, B]."""
+    ratio = predict(ops, params, topology, batch.features)
+    capacity = topology.capacity[:, None]
+    flow = ratio * capacity
+    out_flow = ops.scatter_add(flow[:, :, None], topology.road.senders)[:, :, 0]
+    in_flow = ops.scatter_add(flow[:, :, None], topology.road.receivers)[:, :, 0]
+    terms = (
+        jnp.mean(jnp.abs(ratio - batch.flows / capacity)),
+        jnp.mean(jnp.abs(flow - batch.flows)),
+        jnp.mean(jnp.abs(out_flow - in_flow - batch.net_demand)),
+    )
+    return sum(w * t for w, t in zip(LOSS_WEIGHTS, terms, strict=True)), ratio
+
+
+def _linear(layer: Params, x: jax.Array) -> jax.Array:
+    return x @ layer["w"] + layer["b"]
+
+
+def _mlp(layers: list[Params], x: jax.Array) -> jax.Array:
+    """Layers with a ReLU after each but, where the last has one output, the last."""
+    for layer in layers:
+        x = _linear(layer, x)
+        x = x if layer["w"].shape[1] == 1 else jax.nn.relu(x)
+    return x
+
+
+def _pair_mlp(
+    ops: Ops, layers: list[Params], edges: Edges, x: jax.Array, extra: jax.Array | None = None
+) -> jax.Array:
+    """MLP of [x_sender, x_receiver, extra] for node rows x [n, B, d]: [m, B, out].
+
+    The first layer is split by input: node rows are projected before they are gathered.
+    """
+    first, *rest = layers
+    width = x.shape[2]
+    hidden = ops.gather(x @ first["w"][:width], edges.senders)
+    hidden = hidden + ops.gather(x @ first["w"][width : 2 * width] + first["b"], edges.receivers)
+    if extra is not None:
+        hidden = hidden + extra @ first["w"][2 * width :]
+    return _mlp(rest, jax.nn.relu(hidden))
+
+
+def _encode(
+    ops: Ops, layer: Params, edges: Edges, x: jax.Array, beta: jax.Array, offset: float
+) -> jax.Array:
+    """One attention layer: x [n, B, width], beta [m, B or 1, 1] multiplies every head's score."""
+    heads = (*x.shape[:2], HEADS, HEAD_WIDTH)
+    out = ops.attention(
+        edges,
+        *(_linear(layer[name], x).reshape(heads) for name in ("q", "k", "v")),
+        score_weights=beta,
+        scale=1.0 / math.sqrt(x.shape[2]),
+        limit=SCORE_LIMIT,
+        offset=offset,
+    )
+    out = _linear(layer["out"], out.reshape(*x.shape[:2], WIDTH)) + _linear(layer["skip"], x)
+    return jax.nn.leaky_relu(out + _layer_norm(layer["norm"], out), LEAK)
+
+
+def _layer_norm(layer: Params, x: jax.Array) -> jax.Array:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
