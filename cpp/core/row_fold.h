@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments shared by every op that folds the edges of a row, and the memory side of a tile.
+#pragma once
+
+#include "core/csr.h"
+#include "core/nest.h"
+#include "core/types.h"
+
+namespace jax_index {
+
+enum class DType : i32 { kF32, kF64, kF16, kBF16, kF8, kU8, kU16, kU32, kU64 };
+
+// out[slice, row, :] = finish(fold over the edges e of the row of edges[slice, e, :])
+struct RowFoldArgs {
+  enum Array { kEdges, kInit, kOut, kIndptr, kPerm, kTasks, kArrays };
+  const void* edges = nullptr;  // [slices, num_edges, width]
+  const void* init = nullptr;   // [slices, num_rows, width], ops that add to an array; else null
+  void* out = nullptr;          // [slices, num_rows, width]
+  void* partials = nullptr;     // [slices, num_partials, width] of the accumulator type
+  i64 num_partials = 0;
+  CsrView csr;  // of slice 0
+  bool no_long_row = false;
+  i64 width = 0;       // elements; contiguous
+  i64 edge_pitch = 0;  // elements from edge to edge
+  i64 init_pitch = 0;
+  i64 out_pitch = 0;
+  Nest<kArrays> nest;
+  DType dtype = DType::kF32;
+  MiniFloat mini;  // kF8 only
+};
+
+}  // namespace jax_index
+
+namespace jax_index::JI_TARGET {
+
+// The arrays of one slice.
+template <class T>
+struct RowFoldSlice {
+  using Bits = BitsOf<T>;
+  const Bits* edges;
+  const Bits* init;
+  Bits* out;
+  AccOf<T>* partials;
+  CsrView csr;
+
+  JI_HD RowFoldSlice(const RowFoldArgs& a, i64 slice) : csr(a.csr) {
+    const auto at = offsets(a.nest, slice);
+    edges = static_cast<const Bits*>(a.edges) + at.of[RowFoldArgs::kEdges];
+    init = static_cast<const Bits*>(a.init) + (a.init ? at.of[RowFoldArgs::kInit] : 0);
+    out = static_cast<Bits*>(a.out) + at.of[RowFoldArgs::kOut];
+    partials = static_cast<AccOf<T>*>(a.partials) + slice * a.num_partials * a.width;
+    csr.indptr += at.of[RowFoldArgs::kIndptr];
+    if (csr.perm) csr.perm += at.of[RowFoldArgs::kPerm];
+    csr.tasks += at.of[RowFoldArgs::kTasks];
+  }
+};
+
+}  // namespace jax_index::JI_TARGET

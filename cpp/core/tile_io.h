@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles to and from memory. On the GPU one access of up to 16 bytes moves the whole tile of a
+// thread; on the host each part is one register.
+#pragma once
+
+#include "core/types.h"
+
+namespace jax_index::JI_TARGET {
+
+#if defined(__CUDACC__)
+namespace detail {
+template <int Bytes>
+struct Word;
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<4> {
+  using type = u32;
+};
+template <>
+struct Word<2> {
+  using type = u16;
+};
+template <>
+struct Word<1> {
+  using type = u8;
+};
+}  // namespace detail
+
+template <int Bytes>
+using WordOf = typename detail::Word<Bytes>::type;
+
+// A read-only load, and a store of data that this kernel does not read again.
+template <class W>
+__device__ __forceinline__ W load_word(const void* at) {
+  return __ldg(static_cast<const W*>(at));
+}
+template <class W>
+__device__ __forceinline__ void store_word(void* at, W word) {
+  __stcs(static_cast<W*>(at), word);
+}
+#endif
+
+template <class T, int L, int K>
+JI_HD Tile<AccOf<T>, L, K> load_tile(const BitsOf<T>* at, const MiniFloat& mini) {
+  using Bits = BitsOf<T>;
+  Tile<AccOf<T>, L, K> out;
+#if defined(__CUDA_ARCH__)
+  const auto word = load_word<WordOf<K * sizeof(Bits)>>(at);
+  Bits bits[K];
+  memcpy(bits, &word, sizeof(word));
+  tile_fill(out, [&](int k) { return Codec<T>::template decode<1>(bits[k], mini); });
+#else
+  tile_fill(out, [&](int k) {
+    Vec<Bits, L> bits;
+    memcpy(&bits, at + k * L, sizeof(bits));
+    return Codec<T>::template decode<L>(bits, mini);
+  });
+#endif
+  return out;
+}
+
+template <class T, int L, int K>
+JI_HD void store_tile(BitsOf<T>* at, const Tile<AccOf<T>, L, K>& tile, const MiniFloat& mini) {
+  using Bits = BitsOf<T>;
+#if defined(__CUDA_ARCH__)
+  Bits bits[K];
+  tile_each(tile, [&](int k, AccOf<T> v) { bits[k] = Codec<T>::template encode<1>(v, mini); });
+  WordOf<K * sizeof(Bits)> word;
+  memcpy(&word, bits, sizeof(word));
+  store_word(at, word);
+#else
+  tile_each(tile, [&](int k, Vec<AccOf<T>, L> v) {
+    const Vec<Bits, L> bits = Codec<T>::template encode<L>(v, mini);
+    memcpy(at + k * L, &bits, sizeof(bits));
+  });
+#endif
+}
+
+// Accumulators kept between two passes.
+template <class A, int L, int K>
+JI_HD Tile<A, L, K> load_partial(const A* at) {
+  Tile<A, L, K> out;
+  tile_fill(out, [&](int k) {
+    Vec<A, L> part;
+    memcpy(&part, at + k * L, sizeof(part));
+    return part;
+  });
+  return out;
+}
+template <class A, int L, int K>
+JI_HD void store_partial(A* at, const Tile<A, L, K>& tile) {
+  tile_each(tile, [&](int k, Vec<A, L> part) { memcpy(at + k * L, &part, sizeof(part)); });
+}
+
+}  // namespace jax_index::JI_TARGET

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// gather: out[e] = x[ids[e]], or the fill value where ids[e] names no row. The adjoint of
+// scatter_add. Bytes are moved, never read as numbers, so one kernel serves every dtype.
+//
+// This op is the smallest and the template for others. Its four files: this one (arguments and the
+// body, host and device), gather_cpu.cc and gather_cuda.cu (who computes what), gather_ffi.cc (from
+// XLA's buffers to the arguments).
+#pragma once
+
+#include <cstring>
+
+#include "core/nest.h"
+
+namespace jax_index {
+
+struct GatherArgs {
+  enum Array { kX, kIds, kOut, kArrays };
+  const void* x = nullptr;    // [slices, num_rows, width]
+  const i32* ids = nullptr;   // [slices, num_edges]
+  void* out = nullptr;        // [slices, num_edges, width]
+  alignas(16) u8 fill[16] = {};  // the fill element, repeated
+  i64 num_rows = 0;
+  i64 num_edges = 0;
+  i64 width = 0;    // bytes; contiguous
+  i64 x_pitch = 0;  // bytes from row to row
+  i64 out_pitch = 0;
+  Nest<kArrays> nest;  // strides of x and out in bytes, of ids in elements
+};
+
+}  // namespace jax_index
+
+namespace jax_index::JI_TARGET {
+
+struct GatherSlice {
+  const u8* x;
+  const i32* ids;
+  u8* out;
+
+  JI_HD GatherSlice(const GatherArgs& a, i64 slice) {
+    const auto at = offsets(a.nest, slice);
+    x = static_cast<const u8*>(a.x) + at.of[GatherArgs::kX];
+    ids = a.ids + at.of[GatherArgs::kIds];
+    out = static_cast<u8*>(a.out) + at.of[GatherArgs::kOut];
+  }
+
+  // Where edge e reads from, or null for the fill value.
+  JI_HD const u8* source(const GatherArgs& a, i64 e) const {
+    const i64 id = ids[e];
+    return (u64)id < (u64)a.num_rows ? x + id * a.x_pitch : nullptr;
+  }
+};
+
+}  // namespace jax_index::JI_TARGET

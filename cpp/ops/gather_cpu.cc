@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/cpu.h"
+#include "ops/gather.h"
+
+namespace jax_index::JI_TARGET {
+namespace {
+
+// Rows ahead of the one that is copied whose cache lines are asked for.
+constexpr i64 kAhead = 16;
+
+// Width is the row's bytes where it is known to the compiler, else 0.
+template <int Width>
+void copy_edges(const GatherArgs& a, const GatherSlice& s, i64 first, i64 last) {
+  const i64 width = Width ? Width : a.width;
+  for (i64 e = first; e < last; ++e) {
+    if (e + kAhead < last) {
+      const u8* ahead = s.source(a, e + kAhead);
+      if (ahead) JI_PREFETCH(ahead);
+    }
+    const u8* from = s.source(a, e);
+    u8* to = s.out + e * a.out_pitch;
+    if (from) {
+      memcpy(to, from, width);
+    } else {
+      i64 done = 0;
+      for (; done + 16 <= width; done += 16) memcpy(to + done, a.fill, 16);
+      memcpy(to + done, a.fill, width - done);
+    }
+  }
+}
+
+void copy_block(const GatherArgs& a, const GatherSlice& s, i64 first, i64 last) {
+  switch (a.width) {
+    case 1:
+      return copy_edges<1>(a, s, first, last);
+    case 2:
+      return copy_edges<2>(a, s, first, last);
+    case 4:
+      return copy_edges<4>(a, s, first, last);
+    case 8:
+      return copy_edges<8>(a, s, first, last);
+    case 16:
+      return copy_edges<16>(a, s, first, last);
+    case 32:
+      return copy_edges<32>(a, s, first, last);
+    case 64:
+      return copy_edges<64>(a, s, first, last);
+    case 128:
+      return copy_edges<128>(a, s, first, last);
+    case 256:
+      return copy_edges<256>(a, s, first, last);
+    default:
+      return copy_edges<0>(a, s, first, last);
+  }
+}
+
+}  // namespace
+
+void run(const Cpu& cpu, const GatherArgs& a) {
+  const i64 bytes = a.nest.slices * a.num_edges * (a.width + 4);
+  i64 blocks = bytes < kSerialBytes ? 1 : 16 * (i64)cpu.num_threads / a.nest.slices + 1;
+  const i64 per_block = (a.num_edges + blocks - 1) / blocks;
+  blocks = (a.num_edges + per_block - 1) / per_block;
+  const Cpu serial;
+  for_each_block(bytes < kSerialBytes ? serial : cpu, a.nest.slices * blocks, [&](i64 unit) {
+    const GatherSlice s(a, unit / blocks);
+    const i64 first = unit % blocks * per_block;
+    const i64 last = first + per_block < a.num_edges ? first + per_block : a.num_edges;
+    copy_block(a, s, first, last);
+  });
+}
+
+}  // namespace jax_index::JI_TARGET

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/index_add.h"
+
+#include "ffi/row_fold.h"
+
+JI_DECLARE_RUN(IndexAddArgs)
+
+namespace jax_index {
+namespace {
+
+ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, Plan indptr,
+                     Plan perm, Plan tasks, ffi::Result<ffi::AnyBuffer> out,
+                     ffi::Result<ffi::AnyBuffer> partials, i64 axis,
+                     ffi::Span<const i64> plan_axes, bool identity, bool no_long_row, bool float4) {
+  IndexAddArgs a;
+  const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
+  ffi::Error error =
+      fill_row_fold("index_add", at, y, &x, indptr, perm, tasks, *out, *partials, &a);
+  if (error.failure() || out->element_count() == 0) return error;
+  run_on(device_of(context), a);
+  return launch_status("index_add");
+}
+
+}  // namespace
+
+JI_HANDLER(index_add_handler, index_add,
+           ffi::Ffi::Bind()
+               .Ctx<Context>()
+               .Arg<ffi::AnyBuffer>()
+               .Arg<ffi::AnyBuffer>()
+               .Arg<Plan>()
+               .Arg<Plan>()
+               .Arg<Plan>()
+               .Ret<ffi::AnyBuffer>()
+               .Ret<ffi::AnyBuffer>() JI_ROW_FOLD_ATTRS);
+
+}  // namespace jax_index

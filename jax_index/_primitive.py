@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every primitive of this package shares: lowering, evaluation and batching.
+
+A primitive takes data arrays of one rank and arrays of a plan. Its parameter ``axis`` is the data
+axis of rows or edges; ``plan_axes`` names the data axes that carry a batch of plans, in the order of
+the leading axes of the plan's arrays. An operand that does not vary along such an axis has size 1
+there, which the kernels read with stride 0: a batch of any kind is one call, and nothing is
+transposed or broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jax_index import _native
+
+Shape = tuple[int, ...]
+
+
+def define(
+    name: str,
+    *,
+    abstract: Callable[..., Any],
+    reference: Callable[..., Any],
+    attributes: Callable[..., dict[str, Any]],
+    batch: Callable[..., Any] | None = None,
+) -> Primitive:
+    """Make the primitive `name` with several results.
+
+    Args:
+        name: the op; the kernel is registered under it.
+        abstract: operand avals and parameters to the list of result avals.
+        reference: the same meaning in pure JAX, for platforms without a kernel.
+        attributes: the parameters to the attributes of the kernel.
+        batch: operands, their batch axes and the parameters to operands, parameters and the batch
+            axes of the results of one call.
+    """
+    primitive = Primitive(f"jax_index_{name}")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(abstract)
+
+    @lru_cache(maxsize=256)
+    def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+        return jax.jit(partial(primitive.bind, **dict(params)))
+
+    @primitive.def_impl
+    def evaluate(*operands: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return compiled(tuple(sorted(params.items())))(*operands)
+
+    for native, platform in ((_native.CPU, "cpu"), (_native.CUDA, "cuda")):
+        rule = _native.lowering(name, native, reference)
+
+        def lower(ctx: Any, *operands: Any, rule: Any = rule, **params: Any) -> Any:
+            return rule(ctx, *operands, attributes=attributes(**params), **params)
+
+        mlir.register_lowering(primitive, lower, platform=platform)
+    mlir.register_lowering(primitive, mlir.lower_fun(reference, multiple_results=True))
+
+    if batch is not None:
+
+        def batcher(operands: Any, axes: Any, **params: Any) -> Any:
+            operands, params, out_axes = batch(list(operands), list(axes), **params)
+            return primitive.bind(*operands, **params), out_axes
+
+        batching.primitive_batchers[primitive] = batcher
+    return primitive
+
+
+def batch_data_and_plan(
+    data: Sequence[Any],
+    data_axes: Sequence[int | None],
+    plan: Sequence[Any],
+    plan_batch: Sequence[int | None],
+    *,
+    axis: int,
+    plan_axes: Shape,
+) -> tuple[list[Any], list[Any], int, Shape, int]:
+    """Bring one more batch axis into a call.
+
+    Returns:
+        data, plan, axis and plan_axes of the batched call, and the place of the batch axis in the
+        data and in the results.
+    """
+    mapped = [d for d in data_axes if d is not None]
+    # Where data arrays disagree, the last one (the edge side) keeps its place: it is the largest.
+    place = mapped[-1] if mapped else 0
+    moved = []
+    for value, at in zip(data, data_axes, strict=True):
+        if at is None:
+            moved.append(jnp.expand_dims(value, place))
+        else:
+            moved.append(value if at == place else jnp.moveaxis(value, at, place))
+    shift = lambda d: d + (d >= place)  # noqa: E731
+    plan_axes = tuple(shift(p) for p in plan_axes)
+    axis = shift(axis)
+    if any(at is not None for at in plan_batch):
+        plan_axes = (place, *plan_axes)
+        plan = [
+            jnp.expand_dims(leaf, 0) if at is None else jnp.moveaxis(leaf, at, 0)
+            for leaf, at in zip(plan, plan_batch, strict=True)
+        ]
+    return moved, list(plan), axis, plan_axes, place
+
+
+def result_shape(
+    shape: Shape, axis: int, count: int, plan_axes: Shape, plan: Sequence[tuple[Any, int]]
+) -> Shape:
+    """Return the shape of a result with `count` entries on `axis`.
+
+    Args:
+        shape: the broadcast shape of the data.
+        axis: the data axis of rows or edges.
+        count: entries of the result on it.
+        plan_axes: data axes that carry a batch of plans.
+        plan: arrays of the plan, each with the rank of one plan.
+    """
+    out = list(shape)
+    out[axis] = count
+    for k, at in enumerate(plan_axes):
+        for leaf, inner in plan:
+            if leaf.ndim != len(plan_axes) + inner:
+                raise TypeError("an array of the plan has the wrong rank")
+            out[at] = max(out[at], leaf.shape[k]) if 0 not in (out[at], leaf.shape[k]) else 0
+    return tuple(out)
+
+
+def over_plans(
+    fn: Callable[..., Any], data: Sequence[Any], plan: Sequence[Any], axis: int, plan_axes: Shape
+) -> Any:
+    """Apply fn(data, plan, axis) for each plan of a batch: the pure-JAX meaning of `plan_axes`."""
+    if not plan_axes:
+        return fn(data, plan, axis)
+    at, rest = plan_axes[0], plan_axes[1:]
+    shared = lambda value, d: value.shape[d] == 1  # noqa: E731
+    data_axes = [None if shared(value, at) else at for value in data]
+    plan_in = [None if shared(leaf, 0) else 0 for leaf in plan]
+    data = [v.squeeze(at) if a is None else v for v, a in zip(data, data_axes, strict=True)]
+    plan = [p.squeeze(0) if a is None else p for p, a in zip(plan, plan_in, strict=True)]
+    drop = lambda d: d - (d > at)  # noqa: E731
+    inner = partial(over_plans, fn, axis=drop(axis), plan_axes=tuple(drop(p) for p in rest))
+    if all(a is None for a in (*data_axes, *plan_in)):
+        return jnp.expand_dims(inner(data, plan), at)
+    return jax.vmap(inner, in_axes=(data_axes, plan_in), out_axes=at)(data, plan)
+
+
+def plan_axes_attribute(plan_axes: Shape) -> np.ndarray:
+    """Return plan_axes in the form of a kernel attribute."""
+    return np.asarray(plan_axes, np.int64)
+
+
+def align_varying(*values: Any) -> tuple[Any, ...]:
+    """Let operands of a shard_map body vary over the same mesh axes.
+
+    Done before an op and outside its derivative rule: the transpose of this cast is the sum over
+    devices that a shared operand's cotangent needs.
+    """
+    axes = [_varying(leaf) for value in values for leaf in jax.tree.leaves(value)]
+    union = frozenset().union(*axes)
+    if not union or all(a == union for a in axes):
+        return values
+
+    def cast(leaf: Any) -> Any:
+        missing = tuple(sorted(union - _varying(leaf)))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return tuple(jax.tree.map(cast, value) for value in values)
+
+
+def _varying(value: Any) -> frozenset[str]:
+    if not isinstance(value, jax.core.Tracer):
+        return frozenset()
+    aval = jax.typeof(value)
+    kind = getattr(aval, "manual_axis_type", None)
+    return kind.varying if kind is not None else getattr(aval, "vma", frozenset())

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types that kernels do not read as they are: random keys and numbers under a byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+SUB_BYTE_INTEGERS = ("int2", "uint2", "int4", "uint4", "int1", "uint1")
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether `dtype` is that of a random key array."""
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_float4(dtype: Any) -> bool:
+    """Whether `dtype` is the four-bit float."""
+    return jnp.dtype(dtype).name == "float4_e2m1fn" if not is_key(dtype) else False
+
+
+def encode(x: jax.Array) -> jax.Array:
+    """Return `x` with whole-byte elements of the same bits; most dtypes pass unchanged."""
+    if is_key(x.dtype):
+        return jax.random.key_data(x)
+    if is_float4(x.dtype):
+        return jax.lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
+    name = x.dtype.name
+    if name in SUB_BYTE_INTEGERS:
+        return x.astype(jnp.uint8 if name.startswith("u") else jnp.int8)
+    return x
+
+
+def decode(y: jax.Array, like: jax.Array) -> jax.Array:
+    """Undo `encode` for a result; `like` is the operand that was encoded."""
+    if is_key(like.dtype):
+        return jax.random.wrap_key_data(y, impl=jax.random.key_impl(like))
+    if is_float4(like.dtype):
+        return jax.lax.bitcast_convert_type(y.astype(jnp.uint4), like.dtype)
+    return y if y.dtype == like.dtype else y.astype(like.dtype)
