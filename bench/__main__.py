@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m bench COMMAND ...`: picks the benchmark; each one reads its own arguments."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-or-nothing assignment: every trip takes the quickest path, links count the vehicles."""
 
 from __future__ import annotations
@@ -70,7 +71,14 @@ class Router:
         links[self.order[best]] = flow
         return links, reached
 
-    def _walk_back(self, flow, before, row, node, amount) -> None:
+    def _walk_back(
+        self,
+        flow: np.ndarray,
+        before: np.ndarray,
+        row: np.ndarray,
+        node: np.ndarray,
+        amount: np.ndarray,
+    ) -> None:
         """Add every pair's amount to the entries on its path, from the destination backwards."""
         node = node.astype(np.int64)
         while len(node):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The columns of the main job: every implementation that the model is trained with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The named workloads and the user's own files: from options to a `Problem`."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from bench.demand import generate_demand
 from bench.networks import Network, grid_network, permute_nodes
@@ -73,12 +75,13 @@ class Source:
         """Build network, demand and scenarios."""
         network = self.network()
         published = None
+        fit: Literal["roads", "demand", "nothing"] = "demand" if self.net else "roads"
         if self.net and self.trips:
             if self.permute:
                 raise ValueError("--permute-nodes goes with generated demand, not with --trips.")
             demand = read_tntp_trips(self.trips, len(network.zones))
             published = read_tntp_flow(self.flow, network) if self.flow else None
-            od_per_zone = self.od_per_zone or DEFAULT_OD_PER_ZONE
+            od_per_zone, fit = self.od_per_zone or DEFAULT_OD_PER_ZONE, "nothing"
         else:
             if self.permute:
                 network = permute_nodes(network, self.seed)
@@ -94,7 +97,7 @@ class Source:
             self.seed,
             od_per_zone=od_per_zone,
             published=published,
-            relative=not (self.net and self.trips),
+            fit=fit,
             num_scenarios=self.num_scenarios,
             processes=processes,
             progress=progress,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Travel demand: which zones exchange trips, and how many."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU utilisation while something runs: NVML if its Python module is there, else nvidia-smi."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m bench hetgat`: train HetGAT-TA with every column, side by side."""
 
 from __future__ import annotations
@@ -170,17 +171,19 @@ def _job(
 ) -> Job:
     """The learner takes all steps of the largest batch; anything else is stopped by time."""
     steps = options.steps or _default_steps(problem, on_gpu)
-    seconds = options.seconds or (10.0 if on_gpu else 4.0)
+    seconds = options.seconds or (10.0 if on_gpu else 3.0)
     full = max(batches)
     return Job(
         column=name,
         seed=options.seed,
         batches=batches,
         steps={b: max(steps, COMPARE_STEPS) for b in batches},
-        seconds={b: None if name == learner and b == full else seconds for b in batches},
+        seconds={
+            b: (None if name == learner else seconds) if b == full else seconds / 2 for b in batches
+        },
         compare=COMPARE_STEPS,
         learn_batch=full,
-        predict_seconds=4.0 if on_gpu else 1.5,
+        predict_seconds=3.0 if on_gpu else 1.0,
     )
 
 
@@ -188,7 +191,7 @@ def _default_steps(problem: Problem, on_gpu: bool) -> int:
     """Enough for the loss to halve, within the time that a first look may take."""
     if on_gpu:
         return 400
-    return 300 if problem.num_nodes <= 500 else 70
+    return 300 if problem.num_nodes <= 500 else 60
 
 
 def _judge(result, options, problem: Problem, run, learner: str, on_gpu: bool) -> None:
@@ -207,6 +210,10 @@ def _judge(result, options, problem: Problem, run, learner: str, on_gpu: bool) -
         if "error" not in subject:
             same = result["batches"] if not on_gpu else [batch]
             result["bits"] = [compare_bits(reference, subject, b) for b in same]
+    kernels = (subject or {}).get("kernels", {})
+    platform = {"gpu": "cuda"}.get(result["device"]["backend"], result["device"]["backend"])
+    if kernels and not kernels.get(platform, "").startswith("kernels"):
+        result["notes"].append(f"jax_index ran without its kernels: {kernels.get(platform)}.")
     ran = [name for name in columns if "error" not in columns[name]]
     if ran:
         if learner not in ran:

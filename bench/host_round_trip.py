@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host-round-trip column: NumPy behind `pure_callback`, summing in the contract's order.
 
 A row's edges, in the caller's order, are cut into chunks of 32 from the row's start; a chunk is

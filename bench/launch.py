@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start a column's process, follow its progress, and collect its record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a figure was measured on: machine, versions, commit. Starts no JAX backend."""
 
 from __future__ import annotations

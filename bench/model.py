@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HetGAT-TA, a surrogate for static traffic assignment, written once for every column.
 
 Node arrays are [n, batch, features] and edge arrays [m, batch, features], so that one topology
@@ -7,6 +8,7 @@ of a gathered row it makes of the node's row first (fewer rows than edges), in e
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ PRE_WIDTH = 64
 INPUT_WIDTH = PRE_WIDTH + 2  # the coordinates join
 SCORE_LIMIT = 5.0
 LEAK = 0.01
-LOSS_WEIGHTS = (1.0, 0.005, 0.05)  # ratio, flow, conservation
+FLOW_WEIGHT, CONSERVATION_WEIGHT = 0.005, 0.05  # beside the ratio's 1 in the loss
 
 Params = dict[str, Any]
 
@@ -60,7 +62,7 @@ def init_params(seed: int, num_features: int) -> Params:
         }
 
     def mlp(*widths: int) -> list[Params]:
-        return [linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        return [linear(a, b) for a, b in itertools.pairwise(widths)]
 
     def attention(width: int) -> Params:
         return {
@@ -106,12 +108,12 @@ def loss_terms(
     flow = ratio * capacity
     out_flow = ops.scatter_add(flow[:, :, None], topology.road.senders)[:, :, 0]
     in_flow = ops.scatter_add(flow[:, :, None], topology.road.receivers)[:, :, 0]
-    terms = (
-        jnp.mean(jnp.abs(ratio - batch.flows / capacity)),
-        jnp.mean(jnp.abs(flow - batch.flows)),
-        jnp.mean(jnp.abs(out_flow - in_flow - batch.net_demand)),
+    loss = (
+        jnp.mean(jnp.abs(ratio - batch.flows / capacity))
+        + FLOW_WEIGHT * jnp.mean(jnp.abs(flow - batch.flows))
+        + CONSERVATION_WEIGHT * jnp.mean(jnp.abs(out_flow - in_flow - batch.net_demand))
     )
-    return sum(w * t for w, t in zip(LOSS_WEIGHTS, terms, strict=True)), ratio
+    return loss, ratio
 
 
 def _linear(layer: Params, x: jax.Array) -> jax.Array:

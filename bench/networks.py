@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Road networks: the record that every source fills, and the seeded grid generator."""
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ ARTERIAL_SPEED, FREEWAY_SPEED = 1.8, 3.0  # relative to a local road
 class Network:
     """A directed road network of n nodes and m links.
 
-    senders, receivers: int32 [m]. time (free flow), capacity (vehicles per hour): float64 [m];
-    capacity None: roads yet to be sized, by `scenarios.fit_roads`.
+    senders, receivers: int32 [m]. time (free flow), capacity (vehicles per hour): float64 [m].
     coordinates: float64 [n, 2], zeros where unknown; times `block_per_unit` they are in blocks of
     the generated grid. zones: int32 [z], nodes where trips start and end. Nodes below
     `first_through` are ends of paths only.
@@ -31,7 +31,7 @@ class Network:
     senders: np.ndarray
     receivers: np.ndarray
     time: np.ndarray
-    capacity: np.ndarray | None
+    capacity: np.ndarray
     coordinates: np.ndarray
     zones: np.ndarray
     first_through: int = 0
@@ -51,6 +51,7 @@ def grid_network(
     A random spanning tree of the candidate streets stays two-way; further streets, two-way but
     for 6 % of the remaining links, are added until the count is met. Links are sorted by
     (sender, receiver). Every 5th line is an arterial and every 20th a freeway: faster.
+    Capacities are 1; `scenarios.fit_roads` sizes the roads for a demand.
     """
     rng = np.random.default_rng([seed, rows, cols, num_links])
     streets = _candidate_streets(rows, cols, rng)
@@ -70,7 +71,7 @@ def grid_network(
         num_nodes=rows * cols,
         senders=links[:, 0].astype(np.int32),
         receivers=links[:, 1].astype(np.int32),
-        capacity=None,
+        capacity=np.ones(num_links),
         time=length / speed * rng.lognormal(0.0, 0.1, num_links),
         coordinates=place,
         zones=np.sort(rng.choice(rows * cols, num_zones, replace=False)).astype(np.int32),
@@ -97,8 +98,10 @@ def _candidate_streets(rows: int, cols: int, rng: np.random.Generator) -> np.nda
     return np.concatenate([across, down, np.array(chosen, np.int64).reshape(-1, 2)])
 
 
-def _random_spanning_tree(streets: np.ndarray, num_nodes: int, rng: np.random.Generator):
-    """bool [s]: which streets belong to the minimum tree of random weights."""
+def _random_spanning_tree(
+    streets: np.ndarray, num_nodes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Mask [s] of the streets in the minimum tree of random weights."""
     weight = rng.permutation(len(streets)) + 1.0
     graph = coo_array((weight, (streets[:, 0], streets[:, 1])), shape=(num_nodes, num_nodes))
     kept = minimum_spanning_tree(graph.tocsr()).data
@@ -142,7 +145,7 @@ def permute_nodes(network: Network, seed: int) -> Network:
         name=network.name + " (permuted)",
         senders=senders[order],
         receivers=receivers[order],
-        capacity=None if network.capacity is None else network.capacity[order],
+        capacity=network.capacity[order],
         time=network.time[order],
         coordinates=coordinates,
         zones=np.sort(new[network.zones]),

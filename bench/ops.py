@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a column supplies to the model: an index plan, gather, scatter-add, and attention."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chart of a main-job record, legible on light and dark pages. `python -m bench.plot IN OUT`."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # after the choice of a backend that needs no screen
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from bench.columns import COLUMNS
 
@@ -78,6 +80,8 @@ def _bars(ax: Axes, result: dict[str, Any], names: list[str], key: str, title: s
     ax.set_yticks(range(len(names)), [COLUMNS[name].title for name in names])
     ax.invert_yaxis()
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     if values:
         ax.set_xlim(min(values) / 2, max(values) * 6)
     ax.set_title(title, fontsize=10)
@@ -91,7 +95,7 @@ def _loss(ax: Axes, result: dict[str, Any], names: list[str]) -> None:
     for name in sorted(names, key=lambda name: -len(runs[name])):
         ax.plot(range(1, len(runs[name]) + 1), runs[name], color=_colour(name), lw=1.6,
                 label=COLUMNS[name].title)  # fmt: skip
-    ax.set_yscale("log")
+    ax.set_ylim(bottom=0)
     ax.set_xlabel("step")
     ax.set_title(f"training loss, batch {batch}", fontsize=10)
     ax.legend(frameon=False, labelcolor=INK, fontsize=8.5)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main job's record as a table and a few sentences, and its comparison of bits."""
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ Record = dict[str, Any]
 
 
 def compare_bits(reference: Record, subject: Record, batch: int) -> Record:
-    """Losses of the steps that both took, gradients of the first ones, and, with equal step
-    counts, the final weights."""
+    """Whether losses, gradients and weights of two records are equal to the bit.
+
+    Losses of the steps that both took, gradients of the first ones, and, where both took equally
+    many steps, the weights after the last.
+    """
     a, b = (record["batches"][str(batch)] for record in (reference, subject))
     steps = min(a["steps"], b["steps"])
     pairs = list(zip(a["loss_bits"][:steps], b["loss_bits"][:steps], strict=True))
@@ -82,23 +86,20 @@ def _table(result: Record) -> Table:
             f"{device['device']}, jax {result['machine']['versions'].get('jax')}"
         )
     )
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in result["columns"]:
         table.add_column(COLUMNS[name].title, justify="right")
     full = str(result["learn_batch"])
     batches = [str(batch) for batch in result["batches"]]
     figures: list[tuple[str, Callable[[Record], str]]] = [
-        *((f"train ms/step, batch {b}", _of(b, "train_ms")) for b in batches),
-        *(
-            (f"inference p50 ms/scenario, batch {b}", _of(b, "infer_p50_ms_per_scenario"))
-            for b in batches
-        ),
-        (f"GPU utilisation %, training batch {full}", _of(full, "gpu_utilisation")),
-        (f"temp memory MB, training batch {full}", _of(full, "temp_bytes", 1e-6)),
-        ("peak memory MB, device", lambda r: _number(r["device_peak_bytes"], 1e-6)),
-        ("peak memory MB, process", lambda r: _number(r["host_peak_bytes"], 1e-6)),
-        ("two runs equal to the bit", lambda r: _repeatable(r["batches"][full])),
-        *((f"steps, batch {b}", _of(b, "steps")) for b in batches),
+        *((f"train ms/step, B = {b}", _of(b, "train_ms")) for b in batches),
+        *((f"infer ms/scenario, B = {b}", _of(b, "infer_p50_ms_per_scenario")) for b in batches),
+        ("GPU utilisation %", _of(full, "gpu_utilisation")),
+        ("temp memory MB", _of(full, "temp_bytes", 1e-6)),
+        ("peak MB, device", lambda r: _number(r["device_peak_bytes"], 1e-6)),
+        ("peak MB, process", lambda r: _number(r["host_peak_bytes"], 1e-6)),
+        ("two runs equal", lambda r: _repeatable(r["batches"][full])),
+        *((f"steps, B = {b}", _of(b, "steps")) for b in batches),
     ]
     records = result["columns"].values()
     for title, figure in figures:

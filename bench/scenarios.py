@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training problems: a network, demand scenarios, their assigned flows, and node features."""
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -111,9 +113,9 @@ def make_problem(
     demand: Demand,
     seed: int,
     *,
+    fit: Literal["roads", "demand", "nothing"],
     od_per_zone: int | None = None,
     published: np.ndarray | None = None,
-    relative: bool = True,
     num_scenarios: int = NUM_SCENARIOS,
     processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -122,13 +124,14 @@ def make_problem(
 
     Each scenario multiplies every pair's demand by lognormal(0.3) and every link's time by
     lognormal(0.1). The od links are the pairs, at most the heaviest `od_per_zone` of each zone;
-    the demand itself stays whole. `relative` amounts are scaled to the network first.
+    the demand itself stays whole. `fit` says what is scaled first: roads to a demand in
+    relative amounts, such a demand to the roads, or nothing where vehicles are given.
     """
     router = Router.of(network)
     demand, flow = connected(router, demand)
-    if network.capacity is None:
+    if fit == "roads":
         network, demand = fit_roads(network, demand, flow)
-    elif relative:
+    elif fit == "demand":
         demand = fit_demand(network, demand, flow)
     rng = np.random.default_rng([seed, network.num_links, demand.num_pairs])
     amounts = demand.amount * rng.lognormal(0.0, DEMAND_SIGMA, (num_scenarios, demand.num_pairs))
@@ -167,7 +170,7 @@ def make_problem(
 def _node_arrays(
     network: Network, demand: Demand, amounts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """features [n, S, F] and net demand [n, S] of pair amounts [S, p]."""
+    """Node features [n, S, F] and net demand [n, S] of pair amounts [S, p]."""
     n, count = network.num_nodes, len(amounts)
     production, attraction = np.zeros((count, n)), np.zeros((count, n))
     for s in range(count):

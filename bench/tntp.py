@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reader of the TNTP text format: net, trips, flow and node files, each given by its path.
 
 The format in the wild: `<KEY> value` metadata up to `<END OF METADATA>` (absent in flow and node
@@ -49,8 +50,7 @@ def read_tntp_network(net: Path, node: Path | None = None) -> Network:
 
 
 def read_tntp_trips(trips: Path, num_zones: int) -> Demand:
-    """Demand pairs of a trips file: positive, between different zones, in (origin, destination)
-    order."""
+    """Demand of a trips file: positive, between different zones, by (origin, destination)."""
     origins, destinations, amounts = [], [], []
     origin = None
     for line in _lines(trips):

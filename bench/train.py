@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One column's run: train, time, predict, measure. Runs in a process of its own (worker.py)."""
 
 from __future__ import annotations
@@ -117,10 +118,8 @@ def train_batches(problem: Problem, batch: int, seed: int) -> Iterator[Batch]:
 
 
 def _batch(problem: Problem, scenarios: np.ndarray) -> Batch:
-    return Batch(
-        *(np.ascontiguousarray(a[:, scenarios]) for a in (problem.features, problem.flows)),
-        np.ascontiguousarray(problem.net_demand[:, scenarios]),
-    )
+    arrays = (problem.features, problem.flows, problem.net_demand)
+    return Batch(*(np.ascontiguousarray(array[:, scenarios]) for array in arrays))
 
 
 def _run_batch(
@@ -150,8 +149,8 @@ def _run_batch(
     }
     if not job.measure:
         return record
-    short = dataclasses.replace(job, steps={batch: job.compare}, seconds={batch: None})
-    if record["train_ms"] * job.compare < REPEAT_SECONDS * 1e3:
+    if batch == job.learn_batch and record["train_ms"] * job.compare < REPEAT_SECONDS * 1e3:
+        short = dataclasses.replace(job, steps={batch: job.compare}, seconds={batch: None})
         again = _train(short, compiled, problem, topology, batch, emit, None)
         record["repeatable"] = (
             again.digests == run.digests and again.losses == run.losses[: job.compare]

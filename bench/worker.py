@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The child process of a column: reads a job, prints progress lines, writes a record.
 
 XLA reads its flags once per process and device memory peaks are per process, so every column has
@@ -31,6 +32,10 @@ def main() -> None:
     record = run_job(job, Problem.load(problem_path), emit)
     record["xla_flags"] = os.environ.get("XLA_FLAGS", "")
     record["backend"] = jax.default_backend()
+    if job.column == "jax_index":
+        import jax_index
+
+        record["kernels"] = jax_index.backends()
     record_path.write_text(json.dumps(record))
 
 
