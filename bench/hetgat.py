@@ -171,7 +171,7 @@ def _job(
 ) -> Job:
     """The learner takes all steps of the largest batch; anything else is stopped by time."""
     steps = options.steps or _default_steps(problem, on_gpu)
-    seconds = options.seconds or (10.0 if on_gpu else 3.0)
+    seconds = options.seconds or (10.0 if on_gpu else 2.0)
     full = max(batches)
     return Job(
         column=name,

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job: generator, TNTP files, assignment, host column, model and learning."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="the main job needs scipy")
+pytest.importorskip("optax", reason="the main job needs optax")
+
+import jax
+import jax.numpy as jnp
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from bench.assignment import Router
+from bench.columns import COLUMNS
+from bench.configurations import CONFIGURATIONS, Source
+from bench.demand import Demand, generate_demand
+from bench.host_round_trip import host_gather, host_plan, host_scatter_add, row_sums
+from bench.model import count_params, init_params
+from bench.networks import Network, grid_network, permute_nodes
+from bench.report import compare_bits, learning
+from bench.scenarios import Problem
+from bench.tntp import read_tntp_flow, read_tntp_network, read_tntp_trips
+from bench.train import Job, run_job
+
+NET = """<NUMBER OF ZONES> 2\t\t
+<NUMBER OF NODES> 4
+<FIRST THRU NODE> 3
+<NUMBER OF LINKS> 5
+<ORIGINAL HEADER>~ \tinit\tterm ;
+<END OF METADATA>
+
+
+~\tinit_node\tterm_node\tcapacity\tlength\tfree_flow_time\tb\tpower\t;
+\t1\t3\t999999\t1\t0\t0.15\t4\t;
+\t3\t4\t100.5\t1\t2\t0.15\t4\t;   ~ the only through link
+\t4\t2\t100\t1\t1\t0.15\t4\t;
+\t2\t4\t100\t1\t1\t0.15\t4\t;
+
+ 4  3  100  1  2.5  0.15  4 ;
+"""
+TRIPS = """<NUMBER OF ZONES> 2
+<TOTAL OD FLOW> 12.5
+<END OF METADATA>
+
+Origin  1
+    1 :  4.0;    2 :   10.0;
+Origin 2
+    1 :  2.5;  2:0.0;
+"""
+FLOW = "From \tTo \tVolume \tCost\n3 4 10 2\n1\t3\t10.0\t0 ;\n4 2 10 1\n2 4 2.5 1\n4 3 2.5 2\n"
+NODE = "node\tX\tY\t;\n1\t-96.5\t43\t;\n2 0 1 ;\n3 5.5 2\n4\t1e2\t3\t;\n"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_users_have_it():
+    """The main job runs under JAX's defaults, not under this suite's strict ones."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def data_folder() -> Path:
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(os.environ.get("JAX_INDEX_DATA", default)) / "tntp"
+
+
+def generated(name: str) -> Network:
+    return Source(config=name).network()
+
+
+@pytest.mark.parametrize("name", ["tiny", "city", "road-42955"])
+def test_generated_network_is_exact(name):
+    configuration, network = CONFIGURATIONS[name], generated(name)
+    assert network.num_nodes == configuration.rows * configuration.cols
+    assert network.num_links == configuration.road_links
+    links = network.senders.astype(np.int64) * network.num_nodes + network.receivers
+    assert (np.diff(links) > 0).all()  # sorted by (sender, receiver), none twice
+    assert (network.senders != network.receivers).all()
+    assert np.bincount(network.senders).max() <= 6
+    assert np.bincount(network.receivers).max() <= 6
+    graph = coo_array((np.ones(network.num_links), (network.senders, network.receivers)))
+    assert connected_components(graph, connection="strong")[0] == 1
+    assert len(np.unique(network.zones)) == configuration.zones
+
+
+def test_generated_network_depends_on_the_seed_alone():
+    first, again, other = (grid_network("g", 9, 9, 250, 9, seed) for seed in (1, 1, 2))
+    assert (first.senders == again.senders).all()
+    assert (first.time == again.time).all()
+    assert (first.senders != other.senders).any()
+
+
+@pytest.mark.parametrize("name", ["tiny", "city", "road-42955", "od-hubs"])
+def test_generated_demand_is_exact(name):
+    configuration, network = CONFIGURATIONS[name], generated(name)
+    demand = generate_demand(network, configuration.destinations, configuration.sigma, seed=0)
+    assert demand.num_pairs == configuration.od_links
+    pairs = demand.origins.astype(np.int64) * network.num_nodes + demand.destinations
+    assert (np.diff(pairs) > 0).all()
+    assert (demand.origins != demand.destinations).all()
+    assert (np.bincount(demand.origins)[network.zones] == configuration.destinations).all()
+    if name == "road-42955":
+        degree = np.bincount(demand.destinations, minlength=network.num_nodes)
+        degree = degree[degree > 0]
+        assert 15 <= np.median(degree) <= 25
+        assert 200 <= degree.max() <= 600
+
+
+def test_permuted_network_is_the_same_graph():
+    network = grid_network("g", 9, 9, 250, 9, 0)
+    permuted = permute_nodes(network, seed=3)
+    place = {tuple(xy): i for i, xy in enumerate(network.coordinates)}
+    old = np.array([place[tuple(xy)] for xy in permuted.coordinates])
+    links = set(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
+    back = zip(old[permuted.senders].tolist(), old[permuted.receivers].tolist(), strict=True)
+    assert set(back) == links
+    assert sorted(old[permuted.zones]) == network.zones.tolist()
+    assert (permuted.senders != network.senders).any()
+
+
+def test_heaviest_pairs_keep_their_order():
+    demand = Demand(np.array([0, 0, 0, 2]), np.array([1, 2, 3, 0]), np.array([3.0, 1.0, 2.0, 9.0]))
+    kept = demand.heaviest(2)
+    assert kept.origins.tolist() == [0, 0, 2]
+    assert kept.destinations.tolist() == [1, 3, 0]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, text in (("net", NET), ("trips", TRIPS), ("flow", FLOW), ("node", NODE)):
+        (tmp_path / f"Toy_{name}.tntp").write_text(text)
+    return {name: tmp_path / f"Toy_{name}.tntp" for name in ("net", "trips", "flow", "node")}
+
+
+def test_tntp_files_are_read(files):
+    network = read_tntp_network(files["net"], files["node"])
+    assert (network.name, network.num_nodes, network.first_through) == ("Toy", 4, 2)
+    assert network.senders.tolist() == [0, 2, 3, 1, 3]
+    assert network.receivers.tolist() == [2, 3, 1, 3, 2]
+    assert network.time.tolist() == [0, 2, 1, 1, 2.5]
+    assert network.capacity[1:].tolist() == [100.5, 100, 100, 100]
+    assert 1000 <= network.capacity[0] <= 1010  # "no limit" is cut to 10 medians
+    assert network.zones.tolist() == [0, 1]
+    assert network.coordinates[3].tolist() == [100, 3]
+    assert not read_tntp_network(files["net"]).coordinates.any()
+    demand = read_tntp_trips(files["trips"], 2)
+    assert demand.origins.tolist() == [0, 1]
+    assert demand.destinations.tolist() == [1, 0]
+    assert demand.amount.tolist() == [10, 2.5]
+    assert read_tntp_flow(files["flow"], network).tolist() == [10, 10, 10, 2.5, 2.5]
+
+
+def test_tntp_errors_name_the_file(files):
+    files["net"].write_text(NET.replace("\t2\t4\t", "\t2\t9\t"))
+    with pytest.raises(ValueError, match=r"Toy_net.*outside 1 to 4"):
+        read_tntp_network(files["net"])
+    with pytest.raises(ValueError, match=r"Toy_trips.*outside 1 to 1"):
+        read_tntp_trips(files["trips"], 1)
+    with pytest.raises(ValueError, match=r"Toy_node.*is this a TNTP file"):
+        read_tntp_network(files["node"])
+
+
+def test_no_path_through_a_node_below_first_through():
+    """The quick way 2 -> 0 -> 3 leads through a zone; trips take 2 -> 4 -> 3."""
+    links = np.array([[2, 0], [0, 3], [2, 4], [4, 3], [0, 2], [3, 1]], np.int32)
+    network = Network(
+        "toy", 5, links[:, 0], links[:, 1], np.array([1.0, 1, 5, 5, 1, 1]), np.ones(6),
+        np.zeros((5, 2)), np.array([0, 1], np.int32), first_through=2,
+    )  # fmt: skip
+    router = Router.of(network)
+    through = Demand(np.array([2]), np.array([1]), np.array([7.0]))
+    flow, reached = router.assign(network.time, through, through.amount)
+    assert flow.tolist() == [0, 0, 7, 7, 0, 7]
+    assert reached.all()
+    from_zone = Demand(np.array([0, 0]), np.array([1, 2]), np.array([2.0, 3.0]))
+    assert router.assign(network.time, from_zone, from_zone.amount)[0].tolist() == [
+        0, 2, 0, 0, 3, 2,
+    ]  # fmt: skip
+    nowhere = Demand(np.array([3]), np.array([0]), np.array([1.0]))
+    flow, reached = router.assign(network.time, nowhere, nowhere.amount)
+    assert not flow.any()
+    assert not reached.any()
+
+
+def test_parallel_links_share_no_flow():
+    network = Network(
+        "toy", 2, np.array([0, 0], np.int32), np.array([1, 1], np.int32), np.array([2.0, 1.0]),
+        np.ones(2), np.zeros((2, 2)), np.array([0, 1], np.int32),
+    )  # fmt: skip
+    demand = Demand(np.array([0]), np.array([1]), np.array([3.0]))
+    assert Router.of(network).assign(network.time, demand, demand.amount)[0].tolist() == [0, 3]
+
+
+def scalar_row_sum(values: list[np.float32]) -> np.float32:
+    """The written order, one number at a time."""
+    while True:
+        folded = []
+        for start in range(0, max(len(values), 1), 32):
+            total = np.float32(0)
+            for value in values[start : start + 32]:
+                total = np.float32(total + value)
+            folded.append(total)
+        if len(folded) == 1:
+            return folded[0]
+        values = folded
+
+
+@pytest.mark.parametrize("lengths", [[0, 1, 31, 32, 33, 0, 64, 65, 3], [1025, 2, 0], [0, 0], [7]])
+def test_host_sum_has_the_written_order(lengths):
+    rng = np.random.default_rng(sum(lengths))
+    ids = rng.permutation(np.repeat(np.arange(len(lengths)), lengths))
+    y = (
+        rng.standard_normal((len(ids), 2, 1)) * 10.0 ** rng.integers(-6, 6, (len(ids), 2, 1))
+    ).astype(np.float32)
+    got = row_sums(y, host_plan(ids, len(lengths)))
+    want = [
+        [[scalar_row_sum(list(y[ids == r, b, 0]))] for b in (0, 1)] for r in range(len(lengths))
+    ]
+    np.testing.assert_array_equal(got.view(np.uint32), np.array(want, np.float32).view(np.uint32))
+
+
+def test_host_ops_are_adjoint_and_keep_subnormals():
+    ids = np.array([2, 0, 2, 2], np.int32)
+    plan = host_plan(ids, 3)
+    y = jnp.full((4, 1, 1), 1e-40, jnp.float32)
+    sums = np.asarray(jax.jit(host_scatter_add)(y, plan))
+    assert sums[2, 0, 0] > 2.9e-40
+    x, ct = jnp.arange(3.0).reshape(3, 1, 1), jnp.arange(4.0).reshape(4, 1, 1)
+    rows, pull = jax.vjp(lambda x: host_gather(x, plan), x)
+    assert rows.ravel().tolist() == [2, 0, 2, 2]
+    assert pull(ct)[0].ravel().tolist() == [1, 0, 5]
+
+
+def test_parameter_count():
+    assert count_params(init_params(0, 5)) == 317_314
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Problem:
+    return Source(config="tiny").problem()
+
+
+def run(column: str, problem: Problem, steps: int) -> dict:
+    job = Job(column, 0, (8,), {8: steps}, {8: None}, 3, 8, 0.0)
+    return run_job(job, problem, lambda phase, done, total: None)
+
+
+@pytest.fixture(scope="module")
+def host(tiny):
+    return run("host", tiny, 8)
+
+
+def test_scenarios_conserve_flow(tiny):
+    net = np.zeros_like(tiny.net_demand)
+    np.add.at(net, tiny.senders, tiny.flows)
+    np.subtract.at(net, tiny.receivers, tiny.flows)
+    np.testing.assert_allclose(net, tiny.net_demand, atol=0.01)
+    assert (tiny.num_train, tiny.num_held_out) == (48, 16)
+
+
+def test_loss_falls_and_columns_agree(tiny, host):
+    native = run("xla", tiny, 120)
+    assert learning(native, 8)["fall"] > 0.5
+    few = host["batches"]["8"]
+    np.testing.assert_allclose(few["losses"], native["batches"]["8"]["losses"][:8], rtol=0.02)
+    np.testing.assert_allclose(few["losses"][0], native["batches"]["8"]["losses"][0], rtol=1e-5)
+    assert native["batches"]["8"]["held_out"]["flow_correlation"] > 0.5
+
+
+def test_jax_index_has_the_bits_of_the_host(tiny, host):
+    pytest.importorskip("jax_index", reason="jax_index is not installed")
+    subject = run("jax_index", tiny, 8)
+    bits = compare_bits(host, subject, 8)
+    assert bits["loss_equal"]
+    assert bits["gradients_equal"]
+    assert bits["params_equal"]
+
+
+def test_columns_are_known():
+    assert list(COLUMNS) == ["host", "xla", "xla-deterministic", "jax_index"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "links", "pairs"),
+    [("SiouxFalls", 24, 76, 528), ("Anaheim", 416, 914, 1406)],
+)
+def test_real_networks(name, nodes, links, pairs):
+    folder = data_folder()
+    if not folder.is_dir():
+        pytest.skip(f"no TNTP files in {folder}; JAX_INDEX_DATA names the folder above tntp")
+    parts = {part: folder / f"{name}_{part}.tntp" for part in ("net", "trips", "flow")}
+    problem = Source(**parts, num_scenarios=4).problem()
+    assert problem.features.shape == (nodes, 5, nodes)
+    assert (len(problem.senders), len(problem.od_senders)) == (links, pairs)
+    assert problem.published
+    net = np.zeros(nodes)
+    np.add.at(net, problem.senders, problem.flows[:, -1])
+    np.subtract.at(net, problem.receivers, problem.flows[:, -1])
+    np.testing.assert_allclose(net, problem.net_demand[:, -1], atol=5.0)
