@@ -18,8 +18,8 @@
 
 namespace nb = nanobind;
 
-#define JI_OP(name)        \
-  namespace jax_index {    \
+#define JI_OP(name)                                                   \
+  namespace jax_index {                                               \
   extern "C" XLA_FFI_Error* name##_handler(XLA_FFI_CallFrame* frame); \
   }
 #include "jax_index_ops.inc"
@@ -29,8 +29,7 @@ namespace {
 
 nb::dict registrations() {
   nb::dict out;
-#define JI_OP(name) \
-  out[#name] = nb::capsule(reinterpret_cast<void*>(jax_index::name##_handler));
+#define JI_OP(name) out[#name] = nb::capsule(reinterpret_cast<void*>(jax_index::name##_handler));
 #include "jax_index_ops.inc"
 #undef JI_OP
   return out;

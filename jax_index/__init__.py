@@ -4,6 +4,8 @@
 At memory speed, with the same bits on every machine.
 """
 
+__version__ = "0.0.1"
+
 from jax_index._native import backends as backends
 from jax_index._plan import IndexPlan as IndexPlan
 from jax_index._plan import make_plan as make_plan
@@ -11,8 +13,6 @@ from jax_index._plan import make_plan_from_indptr as make_plan_from_indptr
 from jax_index.ops.rows import gather as gather
 from jax_index.ops.rows import index_add as index_add
 from jax_index.ops.rows import scatter_add as scatter_add
-
-__version__ = "0.0.1"
 
 __all__ = [
     "IndexPlan",

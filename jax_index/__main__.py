@@ -4,9 +4,9 @@
 import platform
 import sys
 import time
+from importlib.metadata import version
 
 import jax
-import jaxlib
 import numpy as np
 
 import jax_index
@@ -17,7 +17,7 @@ def main() -> int:
     """Print versions, back ends and devices; check the golden bits on each kind of device."""
     print(f"jax_index {jax_index.__version__}")
     print(
-        f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {jaxlib.__version__}, "
+        f"python {platform.python_version()}, jax {jax.__version__}, jaxlib {version('jaxlib')}, "
         f"numpy {np.__version__}, XLA FFI {'.'.join(map(str, _native.runtime_api_version()))}"
     )
     for name, state in jax_index.backends().items():

@@ -7,6 +7,8 @@ Nothing here starts a JAX back end: registration is kept by JAX until one exists
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 import warnings
@@ -54,8 +56,31 @@ def incompatible(built: tuple[int, int], running: tuple[int, int]) -> str:
     )
 
 
+def _find_installed(name: str) -> None:
+    """Let the package of a checkout find the compiled modules of the installed one.
+
+    Python puts the working directory first, so that in the root of a checkout ``import jax_index``
+    finds the sources, beside which nothing is compiled. The installed copy is used only where it
+    has the same version.
+    """
+    import jax_index
+
+    if importlib.util.find_spec(f"jax_index.{name}") is not None:
+        return
+    try:
+        installed = importlib.metadata.distribution("jax_index")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    folder = Path(str(installed.locate_file("jax_index")))
+    if installed.version == jax_index.__version__ and any(folder.glob(f"{name}.*")):
+        if str(folder) not in jax_index.__path__:
+            jax_index.__path__.append(str(folder))
+        importlib.invalidate_caches()
+
+
 def _load(name: str, platform: str) -> Native:
     native = Native(name, platform)
+    _find_installed(name)
     try:
         module = importlib.import_module(f"jax_index.{name}")
     except ImportError as error:

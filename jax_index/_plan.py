@@ -214,7 +214,7 @@ def _odd_integers(op: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
         if all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in items):
             low, high = -(2**63), 2**63 - 1
             return np.array([min(max(int(i), low), high) for i in items], np.int64)
-    _check.fail(TypeError, op, "ids", "an integer array", f"dtype {out.dtype}", fix)
+    return _check.fail(TypeError, op, "ids", "an integer array", f"dtype {out.dtype}", fix)
 
 
 def _build_host(op: str, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan:
@@ -242,11 +242,11 @@ def _build_host(op: str, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan
 def _finish(
     arrays: tuple[np.ndarray, ...], num_rows: int, m: int, identity: bool, no_long_row: bool
 ) -> IndexPlan:
-    ids, indptr, perm, tasks = arrays
     # Concrete even while a program is traced, and bound to no device.
     with jax.ensure_compile_time_eval():
-        leaves = [jnp.asarray(a) for a in (ids, indptr, perm, tasks.reshape(-1, 2))]
-    return IndexPlan(*leaves, num_rows, m, bool(identity), bool(no_long_row))
+        ids, indptr, perm, tasks = (jnp.asarray(a) for a in arrays)
+        tasks = tasks.reshape(-1, 2)
+    return IndexPlan(ids, indptr, perm, tasks, num_rows, m, bool(identity), bool(no_long_row))
 
 
 def _build_numpy(

@@ -2,9 +2,9 @@
 """What every primitive of this package shares: lowering, evaluation and batching.
 
 A primitive takes data arrays of one rank and arrays of a plan. Its parameter ``axis`` is the data
-axis of rows or edges; ``plan_axes`` names the data axes that carry a batch of plans, in the order of
-the leading axes of the plan's arrays. An operand that does not vary along such an axis has size 1
-there, which the kernels read with stride 0: a batch of any kind is one call, and nothing is
+axis of rows or edges; ``plan_axes`` names the data axes that carry a batch of plans, in the order
+of the leading axes of the plan's arrays. An operand that does not vary along such an axis has size
+1 there, which the kernels read with stride 0: a batch of any kind is one call, and nothing is
 transposed or broadcast.
 """
 
@@ -129,8 +129,13 @@ def result_shape(
         for leaf, inner in plan:
             if leaf.ndim != len(plan_axes) + inner:
                 raise TypeError("an array of the plan has the wrong rank")
-            out[at] = max(out[at], leaf.shape[k]) if 0 not in (out[at], leaf.shape[k]) else 0
+            out[at] = shared_size(out[at], leaf.shape[k])
     return tuple(out)
+
+
+def shared_size(*sizes: int) -> int:
+    """Return the size of an axis along which some operands may be shared (size 1)."""
+    return 0 if 0 in sizes else max(sizes)
 
 
 def over_plans(
@@ -180,4 +185,4 @@ def _varying(value: Any) -> frozenset[str]:
         return frozenset()
     aval = jax.typeof(value)
     kind = getattr(aval, "manual_axis_type", None)
-    return kind.varying if kind is not None else getattr(aval, "vma", frozenset())
+    return frozenset(kind.varying if kind is not None else getattr(aval, "vma", ()))

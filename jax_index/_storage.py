@@ -21,6 +21,11 @@ def is_float4(dtype: Any) -> bool:
     return jnp.dtype(dtype).name == "float4_e2m1fn" if not is_key(dtype) else False
 
 
+def has_zero(dtype: Any) -> bool:
+    """Whether bits that are all 0 mean 0; the unsigned scale format has no zero."""
+    return is_key(dtype) or jnp.dtype(dtype).name != "float8_e8m0fnu"
+
+
 def encode(x: jax.Array) -> jax.Array:
     """Return `x` with whole-byte elements of the same bits; most dtypes pass unchanged."""
     if is_key(x.dtype):

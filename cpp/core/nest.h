@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops around one [rows, inner] slice. A batch of data, a batch of plans and the axes on either
-// side of the row axis are all loops with a stride for each array, 0 where an array is shared: so a
-// batched call is one call, and nothing is transposed or broadcast in memory.
+// The loops around one [rows, inner] slice. A batch of data, a batch of plans and the axes on
+// either side of the row axis are all loops with a stride for each array, 0 where an array is
+// shared: so a batched call is one call, and nothing is transposed or broadcast in memory.
 #pragma once
 
 #include "core/hd.h"

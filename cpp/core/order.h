@@ -7,7 +7,8 @@
 // the dtype, the batch, the number of threads or the device.
 //
 // A value never met is the identity, and folding a single chunk result once more from the identity
-// changes no bit (a sum that starts at +0 is never -0), so a worker may keep levels it does not need.
+// changes no bit (a sum that starts at +0 is never -0), so a worker may keep levels it does not
+// need.
 #pragma once
 
 #include "core/monoid.h"

@@ -78,11 +78,11 @@ JI_HD u32 encode_mini(float value, const MiniFloat& f) {
   const u32 sign = word >> 31;
   const u32 magnitude = word & 0x7fffffffu;
   if (f.special == MiniFloat::kScale) {
-    // No sign and no zero: what is negative, infinite or NaN is NaN, and the least value is 2^-127.
-    if (magnitude >= 0x7f800000u || (sign && magnitude)) return 0xffu;
-    if (magnitude < 0x00400000u) return 0u;
-    if (magnitude < 0x00800000u) return magnitude > 0x00600000u ? 1u : 0u;
-    return round_shift(magnitude, 23);
+    // No sign and no zero: what is not positive and finite is NaN. What is less than 2^-127 becomes
+    // that, and half way between two powers goes up, as XLA and ml_dtypes have it.
+    if (sign || magnitude == 0 || magnitude >= 0x7f800000u) return 0xffu;
+    if (magnitude < 0x00800000u) return magnitude >= 0x00600000u ? 1u : 0u;
+    return (magnitude + 0x00400000u) >> 23;
   }
   const i32 width = 1 + f.exponent_bits + f.mantissa_bits;
   const u32 sign_bit = 1u << (width - 1);
@@ -171,8 +171,8 @@ struct Codec<F16> {
     // 2^112 rebases the exponent and normalises subnormals, exactly.
     const U scaled = vec_cast<U>(vec_cast<Vec<float, L>>(magnitude) * bit_cast<float>(0x77800000u));
     const U special = magnitude | 0x7f800000u;
-    return vec_cast<Vec<float, L>>(
-        sign | select<u32, L>(magnitude >= 0x0f800000u + U{}, special, scaled));
+    return vec_cast<Vec<float, L>>(sign |
+                                   select<u32, L>(magnitude >= 0x0f800000u + U{}, special, scaled));
   }
   template <int L>
   static JI_HD Vec<u16, L> encode(Vec<float, L> value, const MiniFloat&) {
@@ -183,7 +183,8 @@ struct Codec<F16> {
     const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     // Adding 0.5 leaves the subnormal result, rounded to nearest even, in the low bits.
     const U subnormal =
-        vec_cast<U>(vec_cast<Vec<float, L>>(magnitude) + bit_cast<float>(0x3f000000u)) - 0x3f000000u;
+        vec_cast<U>(vec_cast<Vec<float, L>>(magnitude) + bit_cast<float>(0x3f000000u)) -
+        0x3f000000u;
     U out = select<u32, L>(magnitude < 0x38800000u + U{}, subnormal, normal);
     out = select<u32, L>(magnitude >= 0x47800000u + U{}, 0x7c00u + U{}, out);
     out = select<u32, L>(magnitude > 0x7f800000u + U{}, 0x7e00u + U{}, out);

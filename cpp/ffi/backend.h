@@ -24,18 +24,18 @@ inline Device device_of(cudaStream_t stream) { return Cuda{stream}; }
 inline ffi::Error launch_status(const char* op) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kInternal,
-                    std::string("jax_index.") + op + ": CUDA launch failed: " +
-                        cudaGetErrorString(error));
+  return ffi::Error(
+      ffi::ErrorCode::kInternal,
+      std::string("jax_index.") + op + ": CUDA launch failed: " + cudaGetErrorString(error));
 }
 // The handler may be recorded into a CUDA graph: it uses the stream and its operands, nothing else.
 #define JI_HANDLER(name, fn, binding) \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, fn, binding, {ffi::Traits::kCmdBufferCompatible})
-#define JI_DECLARE_RUN(Args)                      \
-  namespace jax_index::cuda {                     \
-  void run(const Cuda&, const Args&);             \
-  }                                               \
-  namespace jax_index {                           \
+#define JI_DECLARE_RUN(Args)                                            \
+  namespace jax_index::cuda {                                           \
+  void run(const Cuda&, const Args&);                                   \
+  }                                                                     \
+  namespace jax_index {                                                 \
   inline void run_on(const Cuda& d, const Args& a) { cuda::run(d, a); } \
   }
 using ContextArgument = cudaStream_t;
@@ -63,34 +63,34 @@ CpuTarget cpu_target();
 const char* cpu_target_name();
 
 #if defined(JI_X86_TARGETS)
-#define JI_DECLARE_RUN(Args)              \
-  namespace jax_index {                   \
-  namespace portable {                    \
-  void run(const Cpu&, const Args&);      \
-  }                                       \
-  namespace avx2 {                        \
-  void run(const Cpu&, const Args&);      \
-  }                                       \
-  namespace avx512 {                      \
-  void run(const Cpu&, const Args&);      \
-  }                                       \
-  inline void run_on(const Cpu& d, const Args& a) {      \
-    switch (cpu_target()) {               \
-      case CpuTarget::kAvx512:            \
-        return avx512::run(d, a);         \
-      case CpuTarget::kAvx2:              \
-        return avx2::run(d, a);           \
-      case CpuTarget::kPortable:          \
-        return portable::run(d, a);       \
-    }                                     \
-  }                                       \
+#define JI_DECLARE_RUN(Args)                        \
+  namespace jax_index {                             \
+  namespace portable {                              \
+  void run(const Cpu&, const Args&);                \
+  }                                                 \
+  namespace avx2 {                                  \
+  void run(const Cpu&, const Args&);                \
+  }                                                 \
+  namespace avx512 {                                \
+  void run(const Cpu&, const Args&);                \
+  }                                                 \
+  inline void run_on(const Cpu& d, const Args& a) { \
+    switch (cpu_target()) {                         \
+      case CpuTarget::kAvx512:                      \
+        return avx512::run(d, a);                   \
+      case CpuTarget::kAvx2:                        \
+        return avx2::run(d, a);                     \
+      case CpuTarget::kPortable:                    \
+        return portable::run(d, a);                 \
+    }                                               \
+  }                                                 \
   }
 #else
-#define JI_DECLARE_RUN(Args)              \
-  namespace jax_index {                   \
-  namespace portable {                    \
-  void run(const Cpu&, const Args&);      \
-  }                                       \
+#define JI_DECLARE_RUN(Args)                                               \
+  namespace jax_index {                                                    \
+  namespace portable {                                                     \
+  void run(const Cpu&, const Args&);                                       \
+  }                                                                        \
   inline void run_on(const Cpu& d, const Args& a) { portable::run(d, a); } \
   }
 #endif

@@ -16,14 +16,14 @@ namespace jax_index {
 using Dims = xla::ffi::Span<const int64_t>;
 
 struct DataLayout {
-  i64 pitch = 0;                // elements from row to row
-  std::vector<i64> stride;      // of every data axis; 0 where the array is shared
+  i64 pitch = 0;            // elements from row to row
+  std::vector<i64> stride;  // of every data axis; 0 where the array is shared
 };
 
 struct Layout {
-  std::vector<i64> loops;       // data axes that are looped over
-  std::vector<i64> size;        // their sizes
-  i64 width = 1;                // elements of one contiguous row
+  std::vector<i64> loops;  // data axes that are looped over
+  std::vector<i64> size;   // their sizes
+  i64 width = 1;           // elements of one contiguous row
 };
 
 inline i64 product(Dims dims, size_t first, size_t last) {

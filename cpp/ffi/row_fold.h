@@ -62,7 +62,8 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
   };
   const std::vector<i64> of_indptr = plan(indptr, 1), of_perm = plan(perm, 1),
                          of_tasks = plan(tasks, 2);
-  const Layout layout = layout_of(shape, axis, at.plan_axes, {edges.dimensions(), init ? init->dimensions() : shape});
+  const Layout layout =
+      layout_of(shape, axis, at.plan_axes, {edges.dimensions(), init ? init->dimensions() : shape});
   JI_CHECK(make_nest(layout,
                      {&from.stride, init ? &start.stride : nullptr, &to.stride, &of_indptr,
                       &of_perm, &of_tasks},
@@ -100,9 +101,9 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
 }  // namespace jax_index
 
 // The attributes that RowFoldAttrs is made of, in its order.
-#define JI_ROW_FOLD_ATTRS                          \
-  .Attr<i64>("axis")                               \
-      .Attr<ffi::Span<const i64>>("plan_axes")     \
-      .Attr<bool>("identity")                      \
-      .Attr<bool>("no_long_row")                   \
+#define JI_ROW_FOLD_ATTRS                      \
+  .Attr<i64>("axis")                           \
+      .Attr<ffi::Span<const i64>>("plan_axes") \
+      .Attr<bool>("identity")                  \
+      .Attr<bool>("no_long_row")               \
       .Attr<bool>("float4")

@@ -39,8 +39,8 @@ constexpr int kRegisterBytes = 16;
 template <class Fn>
 void for_each_block(const Cpu& cpu, i64 blocks, const Fn& fn) {
   parallel_for(
-      cpu, blocks, [](const void* context, i64 block) { (*static_cast<const Fn*>(context))(block); },
-      &fn);
+      cpu, blocks,
+      [](const void* context, i64 block) { (*static_cast<const Fn*>(context))(block); }, &fn);
 }
 
 }  // namespace jax_index::JI_TARGET

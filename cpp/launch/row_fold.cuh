@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA schedule of a row fold. One launch folds everything up to two levels: its first blocks
-// take the tasks of long rows from the plan's list, the others a few short rows each. A second launch,
-// only where the plan may hold a long row, folds the partials of rows beyond kGroup edges.
+// take the tasks of long rows from the plan's list, the others a few short rows each. A second
+// launch, only where the plan may hold a long row, folds the partials of rows beyond kGroup edges.
 // A thread owns up to 16 bytes of one row: no sum is shared between threads except through the
 // chunk results of a task, which are folded in order.
 #pragma once
@@ -50,7 +50,7 @@ struct RowFoldCuda {
     if (!a.no_long_row && edges.end - edges.begin > kLongRow) return;
     const Value value = with_load(a, s, column, [&](const auto& load) {
       return fold_group<typename Op::Monoid, CudaPolicy::kRowLoads, Value>(edges.begin, edges.end,
-                                                                            load);
+                                                                           load);
     });
     Op::template finish<T>(a, s, row, column, value, edges.begin == edges.end);
   }
@@ -97,8 +97,7 @@ __global__ __launch_bounds__(CudaPolicy::kTaskThreads) void task_kernel(
   const i64 block = blockIdx.x;
   const RowFoldSlice<T> s(a, block / per_slice);
   const i64 rest = block % per_slice;
-  const i64 lane =
-      rest % g.task_lane_blocks * g.task_lanes + (int)threadIdx.x % g.task_lanes;
+  const i64 lane = rest % g.task_lane_blocks * g.task_lanes + (int)threadIdx.x % g.task_lanes;
   const int worker = (int)threadIdx.x / g.task_lanes;
   const int workers = CudaPolicy::kTaskThreads / g.task_lanes;
   for (i64 t = rest / g.task_lane_blocks; t < s.csr.num_tasks; t += g.task_blocks) {
@@ -169,8 +168,8 @@ __global__ __launch_bounds__(CudaPolicy::kTaskThreads) void partial_kernel(
       __syncthreads();
       return value;
     };
-    const Value value = fold_tree<typename Op::Monoid, Value>(
-        (task.groups + kGroup - 1) / kGroup, load_group);
+    const Value value =
+        fold_tree<typename Op::Monoid, Value>((task.groups + kGroup - 1) / kGroup, load_group);
     if (active && worker == 0) Op::template finish<T>(a, s, task.row, column, value, false);
   }
 }
@@ -189,14 +188,14 @@ void launch_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
   g.blocks = slices * g.row_blocks * g.lane_blocks;
   g.task_lanes = (int)(g.lanes < 32 ? g.lanes : 32);
   g.task_lane_blocks = (g.lanes + g.task_lanes - 1) / g.task_lanes;
-  g.task_blocks = a.csr.num_tasks < CudaPolicy::kTaskBlocks ? a.csr.num_tasks
-                                                            : (i64)CudaPolicy::kTaskBlocks;
+  g.task_blocks =
+      a.csr.num_tasks < CudaPolicy::kTaskBlocks ? a.csr.num_tasks : (i64)CudaPolicy::kTaskBlocks;
   const size_t shared = sizeof(Value) * kChunk * g.task_lanes;
   const i64 task_grid = slices * g.task_blocks * g.task_lane_blocks;
   const bool tasks = !a.no_long_row && task_grid > 0;
   if (tasks)
-    task_kernel<Op, T, N><<<(unsigned)task_grid, CudaPolicy::kTaskThreads, shared, cuda.stream>>>(
-        a, g);
+    task_kernel<Op, T, N>
+        <<<(unsigned)task_grid, CudaPolicy::kTaskThreads, shared, cuda.stream>>>(a, g);
   const i64 grid = g.blocks < CudaPolicy::kMaxGrid ? g.blocks : CudaPolicy::kMaxGrid;
   row_kernel<Op, T, N><<<(unsigned)grid, kThreads, 0, cuda.stream>>>(a, g);
   if (tasks)
@@ -212,8 +211,8 @@ void widest(const Cuda& cuda, const RowFoldArgs& a) {
   for (int d = 0; d < a.nest.rank; ++d)
     distances |= (u64)(a.nest.stride[d][RowFoldArgs::kEdges] |
                        a.nest.stride[d][RowFoldArgs::kInit] | a.nest.stride[d][RowFoldArgs::kOut]);
-  const u64 addresses = reinterpret_cast<u64>(a.edges) | reinterpret_cast<u64>(a.init) |
-                        reinterpret_cast<u64>(a.out);
+  const u64 addresses =
+      reinterpret_cast<u64>(a.edges) | reinterpret_cast<u64>(a.init) | reinterpret_cast<u64>(a.out);
   if constexpr (N > 1) {
     if (distances % N || addresses % kBytes) return widest<Op, T, N / 2>(cuda, a);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU schedule of a row fold: the tasks of long rows and blocks of short rows side by side, then
-// the partials of the longest rows. Threads share rows, features and tasks, never one chain of adds.
+// The CPU schedule of a row fold: the tasks of long rows and blocks of short rows side by side,
+// then the partials of the longest rows. Threads share rows, features and tasks, never one chain of
+// adds.
 #pragma once
 
 #include "core/row_fold.h"
@@ -139,9 +140,8 @@ struct RowFoldCpu {
       }
     });
     const i64 giants = tasks < a.num_partials ? tasks : a.num_partials;
-    for_each_block(device, slices * giants, [&](i64 unit) {
-      partials(RowFoldSlice<T>(a, unit / giants), unit % giants);
-    });
+    for_each_block(device, slices * giants,
+                   [&](i64 unit) { partials(RowFoldSlice<T>(a, unit / giants), unit % giants); });
   }
 
   // Tasks are packed at the front; over a batch of plans the longest list counts.

@@ -12,9 +12,9 @@ enum class Format : i32 { kUnsigned, kSigned, kF16, kBF16, kF32, kF64, kMini };
 
 struct ConvertType {
   Format format = Format::kF32;
-  i32 bytes = 4;        // of the real part
-  i32 parts = 1;        // 2: complex
-  MiniFloat mini;       // kMini only
+  i32 bytes = 4;   // of the real part
+  i32 parts = 1;   // 2: complex
+  MiniFloat mini;  // kMini only
 };
 
 struct ConvertArgs {
@@ -92,8 +92,8 @@ JI_HD float to_odd_float(const Number& n) {
   const u32 word = bit_cast<u32>(nearest);
   if (word & 1u) return nearest;
   // Even and inexact: the odd neighbour on the other side of the value.
-  const bool away = (nearest < 0 ? -(double)nearest : (double)nearest) >
-                    (n.real < 0 ? -n.real : n.real);
+  const bool away =
+      (nearest < 0 ? -(double)nearest : (double)nearest) > (n.real < 0 ? -n.real : n.real);
   return bit_cast<float>(away ? word - 1u : word + 1u);
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/convert.h"
-
 #include "ffi/backend.h"
 #include "ffi/check.h"
 #include "ffi/dispatch.h"
+#include "ops/convert.h"
 
 JI_DECLARE_RUN(ConvertArgs)
 

@@ -15,9 +15,9 @@ namespace jax_index {
 
 struct GatherArgs {
   enum Array { kX, kIds, kOut, kArrays };
-  const void* x = nullptr;    // [slices, num_rows, width]
-  const i32* ids = nullptr;   // [slices, num_edges]
-  void* out = nullptr;        // [slices, num_edges, width]
+  const void* x = nullptr;       // [slices, num_rows, width]
+  const i32* ids = nullptr;      // [slices, num_edges]
+  void* out = nullptr;           // [slices, num_edges, width]
   alignas(16) u8 fill[16] = {};  // the fill element, repeated
   i64 num_rows = 0;
   i64 num_edges = 0;

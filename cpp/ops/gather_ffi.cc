@@ -11,7 +11,7 @@ namespace {
 
 ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> ids,
                   ffi::Result<ffi::AnyBuffer> out, i64 axis, ffi::Span<const i64> plan_axes,
-                  u64 fill_low, u64 fill_high) {
+                  i64 fill_low, i64 fill_high) {
   const Dims shape = out->dimensions();
   JI_CHECK(data_fits(x.dimensions(), shape, axis), "gather", "x", "the result's shape off the axis",
            x.dimensions().size());
@@ -40,7 +40,7 @@ ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, ffi::Buffer<ffi::S3
   a.out = out->untyped_data();
   for (i64 k = 0; k < 16; ++k) {
     const i64 byte = k % item;
-    a.fill[k] = (u8)(byte < 8 ? fill_low >> (8 * byte) : fill_high >> (8 * (byte - 8)));
+    a.fill[k] = (u8)((u64)(byte < 8 ? fill_low : fill_high) >> (8 * (byte % 8)));
   }
   a.num_rows = x.dimensions()[axis];
   a.num_edges = num_edges;
@@ -61,7 +61,7 @@ JI_HANDLER(gather_handler, gather,
                .Ret<ffi::AnyBuffer>()
                .Attr<i64>("axis")
                .Attr<ffi::Span<const i64>>("plan_axes")
-               .Attr<u64>("fill_low")
-               .Attr<u64>("fill_high"));
+               .Attr<i64>("fill_low")
+               .Attr<i64>("fill_high"));
 
 }  // namespace jax_index

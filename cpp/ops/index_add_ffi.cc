@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/index_add.h"
-
 #include "ffi/row_fold.h"
+#include "ops/index_add.h"
 
 JI_DECLARE_RUN(IndexAddArgs)
 
@@ -10,8 +9,8 @@ namespace {
 
 ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, Plan indptr,
                      Plan perm, Plan tasks, ffi::Result<ffi::AnyBuffer> out,
-                     ffi::Result<ffi::AnyBuffer> partials, i64 axis,
-                     ffi::Span<const i64> plan_axes, bool identity, bool no_long_row, bool float4) {
+                     ffi::Result<ffi::AnyBuffer> partials, i64 axis, ffi::Span<const i64> plan_axes,
+                     bool identity, bool no_long_row, bool float4) {
   IndexAddArgs a;
   const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
   ffi::Error error =

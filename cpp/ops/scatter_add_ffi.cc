@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/scatter_add.h"
-
 #include "ffi/row_fold.h"
+#include "ops/scatter_add.h"
 
 JI_DECLARE_RUN(ScatterAddArgs)
 
@@ -15,8 +14,8 @@ ffi::Error scatter_add(ContextArgument context, ffi::AnyBuffer y, Plan indptr, P
                        bool float4) {
   ScatterAddArgs a;
   const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
-  ffi::Error error = fill_row_fold("scatter_add", at, y, nullptr, indptr, perm, tasks, *out,
-                                   *partials, &a);
+  ffi::Error error =
+      fill_row_fold("scatter_add", at, y, nullptr, indptr, perm, tasks, *out, *partials, &a);
   if (error.failure() || out->element_count() == 0) return error;
   run_on(device_of(context), a);
   return launch_status("scatter_add");

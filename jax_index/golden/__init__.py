@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def cases() -> Iterator[Case]:
                 yield from _rows(name, x, y, plan)
     for source, target in (("int32", "float32"), ("float32", "bfloat16"), ("float32", "float16")):
         x = jnp.asarray(values((4096,), source, 17))
-        yield f"convert/{source}/{target}", lambda x=x, target=target: convert(x, target)
+        yield f"convert/{source}/{target}", partial(convert, x, target)
 
 
 def _rows(name: str, x: Any, y: Any, plan: IndexPlan) -> Iterator[Case]:
@@ -130,7 +131,9 @@ def check(device: jax.Device | None = None) -> list[str]:
     """Return the names of the cases whose bits on `device` are not the golden ones."""
     golden = json.loads(FILE.read_text())["digests"]
     found = compute(device)
-    return sorted(name for name in golden.keys() | found.keys() if golden.get(name) != found.get(name))
+    return sorted(
+        name for name in golden.keys() | found.keys() if golden.get(name) != found.get(name)
+    )
 
 
 def write() -> int:

@@ -6,6 +6,7 @@ gather and scatter_add are each other's adjoint, so derivatives of any order nee
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,8 @@ def _gather_abstract(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any) 
 
 
 def _gather_reference(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any) -> list[Any]:
-    value = jax.lax.bitcast_convert_type(
-        jnp.asarray(np.frombuffer(_fill_bytes(fill, x.dtype.itemsize), np.uint8)), jnp.uint8
-    )
+    raw = b"".join(word.to_bytes(8, "little") for word in fill)
+    filler = np.frombuffer(raw[: np.dtype(x.dtype).itemsize], x.dtype)[0]
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         (x,), (ids,) = data, plan
@@ -38,20 +38,13 @@ def _gather_reference(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any)
         inside = (ids >= 0) & (ids < n)
         shape = [1] * x.ndim
         shape[axis] = ids.shape[0]
-        size = np.dtype(x.dtype).itemsize
-        filler = np.frombuffer(bytes(np.asarray(_fill_bytes(fill, size))), x.dtype)[0]
         if n == 0:
             out_shape = tuple(ids.shape[0] if d == axis else s for d, s in enumerate(x.shape))
             return jnp.full(out_shape, filler, x.dtype)
         taken = jnp.take(x, jnp.where(inside, ids, 0), axis=axis)
         return jnp.where(inside.reshape(shape), taken, jnp.asarray(filler, x.dtype))
 
-    del value
     return [_primitive.over_plans(one, [x], [ids], axis, plan_axes)]
-
-
-def _fill_bytes(fill: tuple[int, int], size: int) -> bytes:
-    return b"".join(int(word).to_bytes(8, "little") for word in fill)[:size]
 
 
 def _gather_batch(
@@ -67,8 +60,9 @@ def _gather_attributes(axis: int, plan_axes: Any, fill: tuple[int, int]) -> dict
     return {
         "axis": np.int64(axis),
         "plan_axes": _primitive.plan_axes_attribute(plan_axes),
-        "fill_low": np.uint64(fill[0]),
-        "fill_high": np.uint64(fill[1]),
+        # The same bits with a sign: JAX cannot lower an unsigned attribute of 2**63 or more.
+        "fill_low": np.uint64(fill[0]).view(np.int64),
+        "fill_high": np.uint64(fill[1]).view(np.int64),
     }
 
 
@@ -126,7 +120,7 @@ def gather(
 
 def _fill_words(op: str, value: Any, dtype: Any) -> tuple[int, int]:
     """Return the bits of the fill element as two 64-bit words."""
-    if type(value) is int and value == 0:
+    if type(value) is int and value == 0 and _storage.has_zero(dtype):
         return (0, 0)
     expected = f"a scalar that {dtype} can hold"
     fix = "Pass a Python or NumPy scalar of that dtype."
@@ -177,27 +171,27 @@ _gather_jit = jax.jit(_gather, static_argnums=(2, 3))
 # --- scatter_add --------------------------------------------------------------------------------
 
 
-def _accumulator_bytes(dtype: Any) -> int:
-    floating = jnp.issubdtype(dtype, jnp.floating)
-    return 4 if floating and dtype.itemsize < 4 else dtype.itemsize
-
-
 def _fold_abstract(data: list[Any], plan: Any, axis: int, plan_axes: Any, no_long: bool) -> Any:
     indptr, perm, tasks = plan
     n, m = indptr.shape[-1] - 1, perm.shape[-1]
-    wide = [max(sizes) if 0 not in sizes else 0 for sizes in zip(*[d.shape for d in data])]
+    shapes = [(*d.shape[:axis], 0, *d.shape[axis + 1 :]) for d in data]
+    wide = tuple(_primitive.shared_size(*sizes) for sizes in zip(*shapes, strict=True))
     leaves = [(indptr, 1), (perm, 1), (tasks, 2)]
-    shape = _primitive.result_shape(tuple(wide), axis, n, plan_axes, leaves)
-    edges = data[-1]
-    # Workspace for the partial sums of rows beyond one group; XLA plans its memory.
-    width = int(np.prod([s for d, s in enumerate(shape) if d != axis], dtype=np.int64))
-    parts = 0 if no_long else m // (GROUP // 2) + 1
-    # A four-bit float arrives as bytes and is summed in float32.
-    item = max(4, _accumulator_bytes(edges.dtype)) if edges.dtype.itemsize == 1 else None
-    room = parts * width * (item or _accumulator_bytes(edges.dtype))
-    # Built from the result's aval, so that it varies over the same mesh axes in a shard_map.
-    out = edges.update(shape=shape, weak_type=False)
-    return [out, edges.update(shape=(room,), dtype=jnp.dtype("uint8"), weak_type=False)]
+    shape = _primitive.result_shape(wide, axis, n, plan_axes, leaves)
+    # Made from the operand's aval, so that it varies over the same mesh axes in a shard_map.
+    out = data[-1].update(shape=shape, weak_type=False)
+    room = _workspace_bytes(out, m, axis, no_long)
+    return [out, out.update(shape=(room,), dtype=jnp.dtype("uint8"))]
+
+
+def _workspace_bytes(out: Any, num_edges: int, axis: int, no_long_row: bool) -> int:
+    """Return the room for the partial sums of rows beyond one group; XLA plans its memory."""
+    if no_long_row:
+        return 0
+    width = math.prod(out.shape[:axis] + out.shape[axis + 1 :])
+    # A four-bit float arrives as a byte and is summed in float32.
+    item = max(4, out.dtype.itemsize)
+    return (num_edges // (GROUP // 2) + 1) * width * item
 
 
 def _fold_attributes(
@@ -231,12 +225,8 @@ def _wide(y: Any) -> Any:
     return y.astype(jnp.float32) if narrow else y
 
 
-def _workspace(out: Any, perm: Any, axis: int, no_long_row: bool, float4: bool) -> Any:
-    del float4
-    width = int(np.prod([s for d, s in enumerate(out.shape) if d != axis], dtype=np.int64))
-    parts = 0 if no_long_row else perm.shape[-1] // (GROUP // 2) + 1
-    item = _accumulator_bytes(out.dtype)
-    return jnp.zeros((parts * width * (max(4, item) if out.dtype.itemsize == 1 else item),), "u1")
+def _workspace(out: Any, perm: Any, axis: int, no_long_row: bool) -> Any:
+    return jnp.zeros(_workspace_bytes(out, perm.shape[-1], axis, no_long_row), jnp.uint8)
 
 
 def _scatter_add_abstract(y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> list[Any]:
@@ -253,7 +243,7 @@ def _scatter_add_reference(y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any)
     out = total.astype(y.dtype)
     if p["float4"]:
         out = jax.lax.bitcast_convert_type(out, jnp.uint4).astype(like.dtype)
-    return [out, _workspace(out, perm, axis, p["no_long_row"], p["float4"])]
+    return [out, _workspace(out, perm, axis, p["no_long_row"])]
 
 
 def _scatter_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
@@ -372,7 +362,9 @@ def _index_add_reference(x: Any, y: Any, indptr: Any, perm: Any, tasks: Any, **p
     del tasks
     like, axis = y, p["axis"]
     if p["float4"]:
-        x, y = (jax.lax.bitcast_convert_type(v.astype(jnp.uint4), jnp.float4_e2m1fn) for v in (x, y))
+        x, y = (
+            jax.lax.bitcast_convert_type(v.astype(jnp.uint4), jnp.float4_e2m1fn) for v in (x, y)
+        )
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         x, y = data
@@ -386,7 +378,7 @@ def _index_add_reference(x: Any, y: Any, indptr: Any, perm: Any, tasks: Any, **p
     out = _primitive.over_plans(one, [x, y], [indptr, perm], axis, p["plan_axes"])
     if p["float4"]:
         out = jax.lax.bitcast_convert_type(out, jnp.uint4).astype(like.dtype)
-    return [out, _workspace(out, perm, axis, p["no_long_row"], p["float4"])]
+    return [out, _workspace(out, perm, axis, p["no_long_row"])]
 
 
 def _index_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
