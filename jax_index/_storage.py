@@ -26,20 +26,27 @@ def has_zero(dtype: Any) -> bool:
     return is_key(dtype) or jnp.dtype(dtype).name != "float8_e8m0fnu"
 
 
+def stored(dtype: Any) -> Any:
+    """Return the whole-byte dtype that elements of a numeric `dtype` are stored in."""
+    if is_float4(dtype):
+        return jnp.dtype("uint8")
+    name = jnp.dtype(dtype).name
+    if name in SUB_BYTE_INTEGERS:
+        return jnp.dtype("uint8" if name.startswith("u") else "int8")
+    return jnp.dtype(dtype)
+
+
 def encode(x: jax.Array) -> jax.Array:
     """Return `x` with whole-byte elements of the same bits; most dtypes pass unchanged."""
     if is_key(x.dtype):
         return jax.random.key_data(x)
     if is_float4(x.dtype):
         return jax.lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
-    name = x.dtype.name
-    if name in SUB_BYTE_INTEGERS:
-        return x.astype(jnp.uint8 if name.startswith("u") else jnp.int8)
-    return x
+    return x.astype(stored(x.dtype)) if x.dtype.name in SUB_BYTE_INTEGERS else x
 
 
-def decode(y: jax.Array, like: jax.Array) -> jax.Array:
-    """Undo `encode` for a result; `like` is the operand that was encoded."""
+def decode(y: jax.Array, like: Any) -> jax.Array:
+    """Undo `encode` for a result; `like` has the dtype of the operand that was encoded."""
     if is_key(like.dtype):
         return jax.random.wrap_key_data(y, impl=jax.random.key_impl(like))
     if is_float4(like.dtype):

@@ -52,7 +52,8 @@ bool convert_type(XlaType type, ConvertType* out) {
   }
 }
 
-ffi::Error convert(ContextArgument context, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
+ffi::Error convert(ContextArgument context, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out,
+                   bool float4_in, bool float4_out) {
   ConvertArgs a;
   JI_CHECK(convert_type(x.element_type(), &a.from), "convert", "x", "a numeric dtype",
            (int)x.element_type());
@@ -60,6 +61,9 @@ ffi::Error convert(ContextArgument context, ffi::AnyBuffer x, ffi::Result<ffi::A
            (int)out->element_type());
   JI_CHECK(x.element_count() == out->element_count(), "convert", "x", "the result's size",
            x.element_count());
+  const ConvertType float4 = {Format::kMini, 1, 1, kFloat4};
+  if (float4_in) a.from = float4;
+  if (float4_out) a.to = float4;
   a.x = x.untyped_data();
   a.out = out->untyped_data();
   a.count = (i64)x.element_count();
@@ -71,6 +75,11 @@ ffi::Error convert(ContextArgument context, ffi::AnyBuffer x, ffi::Result<ffi::A
 }  // namespace
 
 JI_HANDLER(convert_handler, convert,
-           ffi::Ffi::Bind().Ctx<Context>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+           ffi::Ffi::Bind()
+               .Ctx<Context>()
+               .Arg<ffi::AnyBuffer>()
+               .Ret<ffi::AnyBuffer>()
+               .Attr<bool>("float4_in")
+               .Attr<bool>("float4_out"));
 
 }  // namespace jax_index

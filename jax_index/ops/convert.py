@@ -11,31 +11,43 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_index import _primitive, _storage
 
 
-def _abstract(x: Any, *, dtype: Any) -> list[Any]:
+def _abstract(x: Any, *, dtype: Any, float4: Any) -> list[Any]:
+    del float4
     return [x.update(dtype=jnp.dtype(dtype), weak_type=False)]
 
 
-def _reference(x: jax.Array, *, dtype: Any) -> list[jax.Array]:
+def _reference(x: jax.Array, *, dtype: Any, float4: Any) -> list[jax.Array]:
+    if float4[0]:
+        x = jax.lax.bitcast_convert_type(x.astype(jnp.uint4), jnp.float4_e2m1fn)
     if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
         dtype, jnp.complexfloating
     ):
         x = x.real
+    if float4[1]:
+        narrow = jax.lax.bitcast_convert_type(x.astype(jnp.float4_e2m1fn), jnp.uint4)
+        return [narrow.astype(dtype)]
     return [x.astype(dtype)]
 
 
-def _batch(operands: list[Any], axes: list[Any], *, dtype: Any) -> Any:
-    return operands, {"dtype": dtype}, [axes[0]]
+def _batch(operands: list[Any], axes: list[Any], **params: Any) -> Any:
+    return operands, params, [axes[0]]
+
+
+def _attributes(dtype: Any, float4: tuple[bool, bool]) -> dict[str, Any]:
+    del dtype
+    return {"float4_in": np.bool_(float4[0]), "float4_out": np.bool_(float4[1])}
 
 
 convert_p = _primitive.define(
     "convert",
     abstract=_abstract,
     reference=_reference,
-    attributes=lambda dtype: {},
+    attributes=_attributes,
     batch=_batch,
 )
 
@@ -50,10 +62,10 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _convert(x: jax.Array, dtype: Any, source: Any) -> jax.Array:
-    del source
-    if x.dtype.itemsize < 1 or x.dtype.name in _storage.SUB_BYTE_INTEGERS:
-        x = _storage.encode(x)
-    return convert_p.bind(x, dtype=dtype)[0]
+    float4 = (_storage.is_float4(source), _storage.is_float4(dtype))
+    like = jax.ShapeDtypeStruct((), dtype)
+    (out,) = convert_p.bind(_storage.encode(x), dtype=_storage.stored(dtype), float4=float4)
+    return _storage.decode(out, like)
 
 
 def _convert_fwd(x: jax.Array, dtype: Any, source: Any) -> tuple[jax.Array, None]:
