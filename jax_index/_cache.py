@@ -56,7 +56,7 @@ class PlanCache:
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
-        plan = _plan.build(op, ids if host is None else host, num_rows, mode)
+        plan = _plan.build(op, ids, num_rows, mode, host)
         with self._lock:
             if key not in self._plans and plan.nbytes <= self.max_bytes:
                 self._plans[key] = plan

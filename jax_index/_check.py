@@ -28,7 +28,7 @@ def describe(value: Any) -> str:
         return f"an array of shape {value.shape} and dtype {value.dtype}"
     if isinstance(value, bool | int | float | complex | str | None):
         return repr(value)
-    return f"a {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"
 
 
 def array(op: str, argument: str, value: Any) -> jax.Array:

@@ -76,9 +76,10 @@ class IndexPlan:
         """A hexadecimal digest of the content: num_rows, and ids with dropped ones as -1."""
         cached = self.__dict__.get("_digest")
         if cached is None:
-            if isinstance(self.ids, jax.core.Tracer):
+            if isinstance(self.ids, jax.core.Tracer) or not hasattr(self.ids, "__array__"):
                 fix = "Hash or compare the plan outside of jit, or pass it as an argument."
-                _check.fail(TypeError, "IndexPlan", "self", "concrete", "a traced plan", fix)
+                given = f"a plan whose ids are {_check.describe(self.ids)}"
+                _check.fail(TypeError, "IndexPlan", "self", "concrete", given, fix)
             cached = content_digest(np.asarray(self.ids), self.num_rows)
             self.__dict__["_digest"] = cached
         return cached
@@ -158,17 +159,20 @@ def make_plan(ids: Any, num_rows: int, *, mode: str = "raise") -> IndexPlan:
     return build("make_plan", ids, _check.size("make_plan", "num_rows", num_rows), mode)
 
 
-def build(op: str, ids: Any, num_rows: int, mode: str) -> IndexPlan:
-    """Build a plan for `op`, whose name errors carry; num_rows is checked already."""
+def build(op: str, ids: Any, num_rows: int, mode: str, host: np.ndarray | None = None) -> IndexPlan:
+    """Build a plan for `op`, whose name errors carry; num_rows is checked already.
+
+    `host` is `host_ids(op, ids)` where that is known.
+    """
     if mode not in MODES:
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "'raise' or 'drop'", repr(mode), fix)
     if isinstance(ids, jax.core.Tracer):
         return _build_traced(op, ids, num_rows, mode)
-    return _build_host(op, host_ids(op, ids), num_rows, mode)
+    return _build_host(op, ids, host_ids(op, ids) if host is None else host, num_rows, mode)
 
 
-def host_ids(op: str, ids: Any) -> np.ndarray:
+def host_ids(op: str, ids: Any, argument: str = "ids") -> np.ndarray:
     """Return concrete ids as a contiguous NumPy array of a native integer dtype, not yet cast."""
     fix = "Pass a one-dimensional list or array of integers."
     if isinstance(ids, jax.Array) and not ids.is_fully_addressable:
@@ -177,33 +181,40 @@ def host_ids(op: str, ids: Any) -> np.ndarray:
             "tiled=True), or build the plan from host ids in every process."
         )
         given = "an array spread over devices of other processes"
-        _check.fail(ValueError, op, "ids", "fully addressable", given, fix)
+        _check.fail(ValueError, op, argument, "fully addressable", given, fix)
     if isinstance(ids, np.ma.MaskedArray):
-        fix = "Fill the masked ids and drop them: ids.filled(-1) with mode='drop'."
-        _check.fail(TypeError, op, "ids", "an integer array", "a masked array", fix)
+        fix = f"Fill the masked {argument} and drop them: ids.filled(-1) with mode='drop'."
+        _check.fail(TypeError, op, argument, "an integer array", "a masked array", fix)
     try:
         out = np.asarray(ids)
     except ValueError:
-        _check.fail(ValueError, op, "ids", "one-dimensional", "a ragged sequence", fix)
+        _check.fail(ValueError, op, argument, "one-dimensional", "a ragged sequence", fix)
+    except TypeError:
+        # Random keys, and lists that hold traced values.
+        if not isinstance(ids, jax.Array):
+            fix = "Make one array of them first, with jax.numpy.stack."
+        _check.fail(TypeError, op, argument, "an integer array", _check.describe(ids), fix)
+    if out.ndim == 0 and out.dtype.kind not in "biuf":
+        _check.fail(TypeError, op, argument, "an integer array", _check.describe(ids), fix)
     if out.ndim != 1:
-        _check.fail(ValueError, op, "ids", "one-dimensional", f"shape {out.shape}", fix)
+        _check.fail(ValueError, op, argument, "one-dimensional", f"shape {out.shape}", fix)
     if out.size == 0 and not isinstance(ids, np.ndarray | jax.Array):
         out = out.astype(np.int32)
     if out.dtype == np.bool_:
         fix = "Positions of a mask are numpy.flatnonzero(mask)."
-        _check.fail(TypeError, op, "ids", "an integer array", "dtype bool", fix)
+        _check.fail(TypeError, op, argument, "an integer array", "dtype bool", fix)
     if out.dtype.kind not in "iu":
-        out = _odd_integers(op, ids, out, fix)
+        out = _odd_integers(op, argument, ids, out, fix)
     if not out.dtype.isnative:
         out = out.astype(out.dtype.newbyteorder("="))
     if out.size > _check.MAX_SIZE:
         fix = "Split the edges: positions are 32-bit."
         expected = f"at most {_check.MAX_SIZE} entries"
-        _check.fail(ValueError, op, "ids", expected, f"{out.size} entries", fix)
+        _check.fail(ValueError, op, argument, expected, f"{out.size} entries", fix)
     return np.ascontiguousarray(out)
 
 
-def _odd_integers(op: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
+def _odd_integers(op: str, argument: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
     """Read integers that NumPy holds as another kind: 4-bit ones, and lists beyond 64 bits."""
     if jnp.issubdtype(out.dtype, jnp.integer):
         return out.astype(np.int8)
@@ -214,10 +225,15 @@ def _odd_integers(op: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
         if all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in items):
             low, high = -(2**63), 2**63 - 1
             return np.array([min(max(int(i), low), high) for i in items], np.int64)
-    return _check.fail(TypeError, op, "ids", "an integer array", f"dtype {out.dtype}", fix)
+    return _check.fail(TypeError, op, argument, "an integer array", f"dtype {out.dtype}", fix)
 
 
-def _build_host(op: str, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan:
+def _entry(given: Any, host: np.ndarray, k: int) -> Any:
+    """Entry k as the caller wrote it; `host` holds the nearest 64-bit one."""
+    return given[k] if isinstance(given, list | tuple) else host[k]
+
+
+def _build_host(op: str, given: Any, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan:
     m = ids.size
     arrays = (
         np.empty(m, np.int32),
@@ -233,9 +249,9 @@ def _build_host(op: str, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan
         first_bad, identity, no_long_row = _build_numpy(ids, num_rows, *arrays)
     if first_bad >= 0 and mode == "raise":
         fix = "Use mode='drop' if such ids are padding."
-        given = f"ids[{first_bad}] = {ids[first_bad]}"
+        found = f"ids[{first_bad}] = {_entry(given, ids, first_bad)}"
         expected = f"in [0, {num_rows}) (num_rows is {num_rows})"
-        _check.fail(IndexError, op, "every id", expected, given, fix)
+        _check.fail(IndexError, op, "every id", expected, found, fix)
     return _finish(arrays, num_rows, m, identity, no_long_row)
 
 
@@ -307,21 +323,29 @@ def make_plan_from_indptr(indptr: Any) -> IndexPlan:
     if isinstance(indptr, jax.core.Tracer):
         fix = "Build the plan outside of jit and pass it as an argument."
         _check.fail(TypeError, op, "indptr", "concrete", _check.describe(indptr), fix)
-    bounds = host_ids(op, indptr)
+    bounds = host_ids(op, indptr, "indptr")
     fix = "Pass the n + 1 row bounds of a CSR matrix."
     if bounds.size == 0:
         _check.fail(ValueError, op, "indptr", "one entry at least", "an empty array", fix)
     if bounds[0] != 0:
-        _check.fail(ValueError, op, "indptr", "0 at its start", f"indptr[0] = {bounds[0]}", fix)
+        _check.fail(
+            ValueError,
+            op,
+            "indptr",
+            "0 at its start",
+            f"indptr[0] = {_entry(indptr, bounds, 0)}",
+            fix,
+        )
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
     if falls.size:
         k = int(falls[0])
-        given = f"indptr[{k}] = {bounds[k]} and indptr[{k + 1}] = {bounds[k + 1]}"
+        pair = [_entry(indptr, bounds, at) for at in (k, k + 1)]
+        given = f"indptr[{k}] = {pair[0]} and indptr[{k + 1}] = {pair[1]}"
         _check.fail(ValueError, op, "indptr", "non-decreasing", given, fix)
     if bounds[-1] > _check.MAX_SIZE:
         fix = "Split the edges: positions are 32-bit."
         expected = f"at most {_check.MAX_SIZE} at its end"
-        _check.fail(ValueError, op, "indptr", expected, str(bounds[-1]), fix)
+        _check.fail(ValueError, op, "indptr", expected, str(_entry(indptr, bounds, -1)), fix)
     n, m = bounds.size - 1, int(bounds[-1])
     arrays = (
         np.empty(m, np.int32),

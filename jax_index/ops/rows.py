@@ -21,14 +21,18 @@ from jax_index.ops.convert import convert
 # --- gather -------------------------------------------------------------------------------------
 
 
-def _gather_abstract(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any) -> list[Any]:
-    del fill
-    m = ids.shape[-1]
-    shape = _primitive.result_shape(x.shape, axis, m, plan_axes, [(ids, 1)])
+def _gather_abstract(
+    x: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *, axis: int, plan_axes: Any, **_: Any
+) -> list[Any]:
+    leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2)]
+    shape = _primitive.result_shape(x.shape, axis, ids.shape[-1], plan_axes, leaves)
     return [x.update(shape=shape, weak_type=False)]
 
 
-def _gather_reference(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any) -> list[Any]:
+def _gather_reference(
+    x: Any, ids: Any, *csr: Any, axis: int, plan_axes: Any, fill: Any, **_: Any
+) -> list[Any]:
+    del csr
     raw = b"".join(word.to_bytes(8, "little") for word in fill)
     filler = np.frombuffer(raw[: np.dtype(x.dtype).itemsize], x.dtype)[0]
 
@@ -47,19 +51,21 @@ def _gather_reference(x: Any, ids: Any, *, axis: int, plan_axes: Any, fill: Any)
     return [_primitive.over_plans(one, [x], [ids], axis, plan_axes)]
 
 
-def _gather_batch(
-    operands: list[Any], axes: list[Any], *, axis: int, plan_axes: Any, fill: Any
-) -> Any:
-    (x,), (ids,), axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:1], axes[:1], operands[1:], axes[1:], axis=axis, plan_axes=plan_axes
+def _gather_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
+    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
+        operands[:1], axes[:1], operands[1:], axes[1:], axis=p["axis"], plan_axes=p["plan_axes"]
     )
-    return [x, ids], {"axis": axis, "plan_axes": plan_axes, "fill": fill}, [place]
+    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place]
 
 
-def _gather_attributes(axis: int, plan_axes: Any, fill: tuple[int, int]) -> dict[str, Any]:
+def _gather_attributes(
+    axis: int, plan_axes: Any, identity: bool, no_long_row: bool, fill: tuple[int, int]
+) -> dict[str, Any]:
     return {
         "axis": np.int64(axis),
         "plan_axes": _primitive.plan_axes_attribute(plan_axes),
+        "identity": np.bool_(identity),
+        "no_long_row": np.bool_(no_long_row),
         # The same bits with a sign: JAX cannot lower an unsigned attribute of 2**63 or more.
         "fill_low": np.uint64(fill[0]).view(np.int64),
         "fill_high": np.uint64(fill[1]).view(np.int64),
@@ -136,19 +142,47 @@ def _fill_words(op: str, value: Any, dtype: Any) -> tuple[int, int]:
     if exact:
         low, high = (0, 1) if dtype == np.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
         number = given.item()
-        if number != number or number not in (int(number),) or not low <= number <= high:
+        # NaN fails the comparison; what is compared is exact, floats too.
+        if not low <= number <= high or number != int(number):
             _check.fail(ValueError, op, "fill_value", expected, repr(value), fix)
         raw = int(number).to_bytes(8, "little", signed=int(number) < 0)[: dtype.itemsize]
     else:
-        raw = given.astype(dtype).tobytes()
+        with np.errstate(all="ignore"):
+            stored = given.astype(dtype)
+        if not _holds(stored, given):
+            _check.fail(ValueError, op, "fill_value", expected, repr(value), fix)
+        raw = stored.tobytes()
     raw = raw.ljust(16, b"\0")
     return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+
+
+def _holds(stored: np.ndarray, given: np.ndarray) -> bool:
+    """Whether `stored` is `given` but for rounding: no NaN and no infinity made or lost."""
+    if given == 0 and not _storage.has_zero(stored.dtype):
+        return True
+    if _storage.is_float4(stored.dtype):
+        return bool(abs(given.astype(np.float64)) <= jnp.finfo(stored.dtype).max)
+    kind = np.complex128 if stored.dtype.kind == "c" else np.float64
+    wide, exact = stored.astype(kind), given.astype(kind)
+    parts = ((wide.real, exact.real), (wide.imag, exact.imag))
+    return all(np.isnan(a) == np.isnan(b) and np.isinf(a) == np.isinf(b) for a, b in parts)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _gather(x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int]) -> jax.Array:
     stored = _storage.encode(x)
-    (out,) = gather_p.bind(stored, plan.ids, axis=axis, plan_axes=(), fill=fill)
+    (out,) = gather_p.bind(
+        stored,
+        plan.ids,
+        plan.indptr,
+        plan.perm,
+        plan.tasks,
+        axis=axis,
+        plan_axes=(),
+        identity=plan.identity,
+        no_long_row=plan.no_long_row,
+        fill=fill,
+    )
     return _storage.decode(out, x)
 
 
@@ -318,7 +352,8 @@ def _check_summable(op: str, argument: str, dtype: Any) -> None:
         _check.fail(TypeError, op, argument, expected, "dtype bool", fix)
     if _storage.is_key(dtype) or dtype == jax.dtypes.float0:
         fix = "Only numbers can be summed."
-        _check.fail(TypeError, op, argument, expected, f"dtype {dtype}", fix)
+        name = "float0" if dtype == jax.dtypes.float0 else dtype
+        _check.fail(TypeError, op, argument, expected, f"dtype {name}", fix)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
