@@ -6,7 +6,10 @@ import sys
 
 COMMANDS = {
     "hetgat": "train HetGAT-TA with every implementation of gather and scatter-add, side by side",
+    "ops": "gather and scatter-add beside their limits, their targets and their peers",
+    "plan": "building a plan and looking one up",
 }
+MODULES = {"ops": "bench.kernels.cli", "plan": "bench.plan_build"}  # where the name is not it
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +19,8 @@ def main(arguments: list[str]) -> int:
         for name, purpose in COMMANDS.items():
             print(f"  {name:8s} {purpose}")
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    return importlib.import_module(f"bench.{arguments[0]}").main(arguments[1:])
+    module = MODULES.get(arguments[0], f"bench.{arguments[0]}")
+    return importlib.import_module(module).main(arguments[1:])
 
 
 if __name__ == "__main__":
