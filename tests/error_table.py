@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import gather, index_add, make_plan, make_plan_from_indptr, scatter_add
+from jax_index import gather, make_plan, make_plan_from_indptr, scatter_add
 
 
 def plan():
@@ -479,62 +479,5 @@ SCATTER_ADD = [
         lambda: scatter_add(1, plan()),
         ValueError,
         f"y must be an array with at least one axis, got a scalar. {SCALAR}",
-    ),
-]
-
-INDEX_ADD = [
-    (
-        lambda: index_add(f32(2, 3), plan(), f32(2, 3)),
-        ValueError,
-        "y must be an array with 3 entries on axis 0 (one for each edge of the plan), "
-        f"got shape (2, 3). {ROWS}",
-    ),
-    (
-        lambda: index_add(f32(3, 3), plan(), f32(3, 3)),
-        ValueError,
-        "x must be an array with 2 entries on axis 0 (the plan's num_rows), "
-        f"got shape (3, 3). {ROWS}",
-    ),
-    (
-        lambda: index_add(f32(2, 3), plan(), f32(3, 2)),
-        ValueError,
-        "y must be an array of x's shape (2, 3) off axis 0, got shape (3, 2). "
-        "Broadcast y to x's trailing shape first.",
-    ),
-    (
-        lambda: index_add(f32(2, 3), plan(), 1.0),
-        ValueError,
-        "y must be an array of x's shape (2, 3) off axis 0, got shape (). "
-        "Broadcast y to x's trailing shape first.",
-    ),
-    (
-        lambda: index_add(f32(2) > 0, plan(), f32(3)),
-        TypeError,
-        "x must be of a numeric dtype, got dtype bool. Count with x.astype(jnp.int32).",
-    ),
-    (
-        lambda: index_add(f32(2), plan(), f32(3) > 0),
-        TypeError,
-        "y must be of a numeric dtype, got dtype bool. Count with y.astype(jnp.int32).",
-    ),
-    (
-        lambda: index_add(f32(2), [0, 1, 7], f32(3)),
-        IndexError,
-        f"every id must be in [0, 2) (num_rows is 2), got ids[2] = 7. {DROP}",
-    ),
-    (
-        lambda: index_add(f32(2), plan(), f32(3), mode="drop"),
-        ValueError,
-        f"mode must be None with a plan, got 'drop'. {MADE}",
-    ),
-    (
-        lambda: index_add(1.0, plan(), f32(3)),
-        ValueError,
-        f"x must be an array with at least one axis, got a scalar. {SCALAR}",
-    ),
-    (
-        lambda: index_add(f32(2), plan(), f32(3), axis="rows"),
-        TypeError,
-        f"axis must be an axis of x, from -1 to 0, got 'rows'. {AXIS}",
     ),
 ]

@@ -14,7 +14,7 @@ import jax_index
 from jax_index import gather, index_add, make_plan, scatter_add
 
 from . import error_table, oracle
-from .error_table import FILL, FILL_STATIC, f32, keys, plan, traced
+from .error_table import AXIS, DROP, FILL, FILL_STATIC, MADE, ROWS, SCALAR, f32, keys, plan, traced
 
 # (dtype of x, fill value, kind of error, text after "a scalar that DTYPE can hold, got ")
 FILLS = [
@@ -44,6 +44,63 @@ FILLS = [
     ("bool", 2, ValueError, f"2. {FILL}"),
 ]
 
+INDEX_ADD = [
+    (
+        lambda: index_add(f32(2, 3), plan(), f32(2, 3)),
+        ValueError,
+        "y must be an array with 3 entries on axis 0 (one for each edge of the plan), "
+        f"got shape (2, 3). {ROWS}",
+    ),
+    (
+        lambda: index_add(f32(3, 3), plan(), f32(3, 3)),
+        ValueError,
+        "x must be an array with 2 entries on axis 0 (the plan's num_rows), "
+        f"got shape (3, 3). {ROWS}",
+    ),
+    (
+        lambda: index_add(f32(2, 3), plan(), f32(3, 2)),
+        ValueError,
+        "y must be an array of x's shape (2, 3) off axis 0, got shape (3, 2). "
+        "Broadcast y to x's trailing shape first.",
+    ),
+    (
+        lambda: index_add(f32(2, 3), plan(), 1.0),
+        ValueError,
+        "y must be an array of x's shape (2, 3) off axis 0, got shape (). "
+        "Broadcast y to x's trailing shape first.",
+    ),
+    (
+        lambda: index_add(f32(2) > 0, plan(), f32(3)),
+        TypeError,
+        "x must be of a numeric dtype, got dtype bool. Count with x.astype(jnp.int32).",
+    ),
+    (
+        lambda: index_add(f32(2), plan(), f32(3) > 0),
+        TypeError,
+        "y must be of a numeric dtype, got dtype bool. Count with y.astype(jnp.int32).",
+    ),
+    (
+        lambda: index_add(f32(2), [0, 1, 7], f32(3)),
+        IndexError,
+        f"every id must be in [0, 2) (num_rows is 2), got ids[2] = 7. {DROP}",
+    ),
+    (
+        lambda: index_add(f32(2), plan(), f32(3), mode="drop"),
+        ValueError,
+        f"mode must be None with a plan, got 'drop'. {MADE}",
+    ),
+    (
+        lambda: index_add(1.0, plan(), f32(3)),
+        ValueError,
+        f"x must be an array with at least one axis, got a scalar. {SCALAR}",
+    ),
+    (
+        lambda: index_add(f32(2), plan(), f32(3), axis="rows"),
+        TypeError,
+        f"axis must be an axis of x, from -1 to 0, got 'rows'. {AXIS}",
+    ),
+]
+
 TABLE = [
     pytest.param(op, *case, id=f"{op}-{k}")
     for op, found in (
@@ -51,7 +108,7 @@ TABLE = [
         ("make_plan_from_indptr", error_table.FROM_INDPTR),
         ("gather", error_table.GATHER),
         ("scatter_add", error_table.SCATTER_ADD),
-        ("index_add", error_table.INDEX_ADD),
+        ("index_add", INDEX_ADD),
     )
     for k, case in enumerate(found)
 ]
