@@ -403,9 +403,9 @@ def _traced_tasks(indptr: jax.Array, m: int) -> jax.Array:
     giant = lengths > GROUP
     groups = jnp.where(giant, (lengths + (GROUP - 1)) // GROUP, 0)
     single = (lengths > LONG_ROW) & ~giant
-    giant_end = jnp.cumsum(groups)
-    total_giant = jnp.sum(groups)
-    single_end = total_giant + jnp.cumsum(single.astype(jnp.int32))
+    giant_end = jnp.cumsum(groups, dtype=jnp.int32)
+    total_giant = jnp.sum(groups, dtype=jnp.int32)
+    single_end = total_giant + jnp.cumsum(single, dtype=jnp.int32)
     first = jnp.where(giant, giant_end - groups, jnp.where(single, single_end - 1, count))
     n = lengths.shape[0]
     owner = jnp.full(count, -1, jnp.int32)
@@ -413,7 +413,7 @@ def _traced_tasks(indptr: jax.Array, m: int) -> jax.Array:
     # Each task belongs to the last row that starts at or before it.
     position = jax.lax.iota(jnp.int32, count)
     start = jax.lax.cummax(jnp.where(owner >= 0, position, -1))
-    total = total_giant + jnp.sum(single.astype(jnp.int32))
+    total = total_giant + jnp.sum(single, dtype=jnp.int32)
     used = position < total
     row = jnp.where(used, owner[jnp.maximum(start, 0)], -1)
     group = jnp.where(used, position - start, -1)
