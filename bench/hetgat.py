@@ -22,6 +22,7 @@ from bench.scenarios import NUM_SCENARIOS, Problem
 from bench.train import Job
 
 COMPARE_STEPS = 3
+LINK_STEPS = 258_000  # links x steps of a default run on a CPU
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,12 +122,15 @@ def _run(
     learn_batch = max(batches)
     on_gpu = device["backend"] == "gpu"
     learner = SUBJECT if SUBJECT in options.columns else options.columns[-1]
+    machine = describe_machine()
+    if device["device"] == "cpu":
+        device["device"] = machine["cpu"]
     result: dict[str, Any] = {
         "benchmark": "hetgat",
         "workload": problem.describe(),
         "source": {k: str(v) for k, v in vars(source).items() if v is not None},
         "device": device,
-        "machine": describe_machine(),
+        "machine": machine,
         "batches": list(batches),
         "learn_batch": learn_batch,
         "columns": {},
@@ -188,10 +192,10 @@ def _job(
 
 
 def _default_steps(problem: Problem, on_gpu: bool) -> int:
-    """Enough for the loss to halve, within the time that a first look may take."""
+    """Enough for the loss to halve; on a CPU about half a minute of the largest batch."""
     if on_gpu:
-        return 400
-    return 300 if problem.num_nodes <= 500 else 60
+        return 1000
+    return min(max(LINK_STEPS // len(problem.senders), 60), 1500)
 
 
 def _judge(result, options, problem: Problem, run, learner: str, on_gpu: bool) -> None:

@@ -51,7 +51,7 @@ def grid_network(
     A random spanning tree of the candidate streets stays two-way; further streets, two-way but
     for 6 % of the remaining links, are added until the count is met. Links are sorted by
     (sender, receiver). Every 5th line is an arterial and every 20th a freeway: faster.
-    Capacities are 1; `scenarios.fit_roads` sizes the roads for a demand.
+    Capacities are 1; `scenarios.make_problem` sizes the roads for a demand.
     """
     rng = np.random.default_rng([seed, rows, cols, num_links])
     streets = _candidate_streets(rows, cols, rng)

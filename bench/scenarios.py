@@ -18,10 +18,11 @@ from bench.demand import Demand
 from bench.networks import Network
 
 NUM_SCENARIOS, NUM_HELD_OUT = 64, 16
-DEMAND_SIGMA, TIME_SIGMA = 0.3, 0.1
+DEMAND_SIGMA, TIME_SIGMA = 0.2, 0.05
+UNIT = 1000.0  # vehicles; flows, capacities and demand are thousands from the problem on
 SMALL_NETWORK = 500  # up to here a node's input is its row of the demand matrix
 BUSY_QUANTILE = 0.9  # demand made for a given network is scaled until this link is exactly full
-MEAN_FLOW, SPARE, LANE_STEP, ONE_LANE = 1000.0, 1.25, 100.0, 600.0  # vehicles per hour
+MEAN_FLOW, SPARE, LANE_STEP, ONE_LANE = 2000.0, 1.25, 200.0, 600.0  # vehicles per hour
 FEW_PATHS = 10_000_000  # origins x nodes x scenarios below which processes are not worth starting
 
 
@@ -31,8 +32,8 @@ class Problem:
 
     senders, receivers: int32 [m]; od_senders, od_receivers: int32 [p].
     coordinates: float32 [n, 2] in [-1, 1]; link_features: float32 [m, 2], capacity and free-flow
-    time over their means; capacity: float32 [m]. features: float32 [n, S, F];
-    flows: float32 [m, S]; net_demand: float32 [n, S], production - attraction.
+    time over their means. features: float32 [n, S, F]. In thousands of vehicles: capacity [m],
+    flows [m, S] and net_demand [n, S], which is production - attraction; float32.
     `published`: whether one more scenario, the last, holds the user's published flows.
     """
 
@@ -90,22 +91,23 @@ def connected(router: Router, demand: Demand) -> tuple[Demand, np.ndarray]:
     return demand.select(reached), flow
 
 
-def fit_demand(network: Network, demand: Demand, flow: np.ndarray) -> Demand:
-    """Relative amounts scaled so that the 90 % quantile of used links runs at its capacity."""
-    ratio = flow / network.capacity
-    scale = 1.0 / float(np.quantile(ratio[ratio > 0], BUSY_QUANTILE))
+def scaled(demand: Demand, flow: np.ndarray, capacity: np.ndarray | None) -> Demand:
+    """Relative amounts in vehicles, judged by the flow [m] that they make.
+
+    With roads given, the 90 % quantile of used links runs at capacity; else the mean flow of used
+    links is 2,000 vehicles an hour.
+    """
+    used = flow > 0
+    if capacity is None:
+        scale = MEAN_FLOW / float(flow[used].mean())
+    else:
+        scale = 1.0 / float(np.quantile((flow / capacity)[used], BUSY_QUANTILE))
     return dataclasses.replace(demand, amount=demand.amount * scale)
 
 
-def fit_roads(network: Network, demand: Demand, flow: np.ndarray) -> tuple[Network, Demand]:
-    """Demand scaled to a mean flow, then roads as wide as their own flow asks for.
-
-    Towns build roads for the traffic they expect: 25 % above it, in steps, one lane at least.
-    """
-    scale = MEAN_FLOW / float(flow[flow > 0].mean())
-    lanes = np.ceil(SPARE * scale * flow / LANE_STEP) * LANE_STEP
-    network = dataclasses.replace(network, capacity=np.maximum(lanes, ONE_LANE))
-    return network, dataclasses.replace(demand, amount=demand.amount * scale)
+def road_sizes(flow: np.ndarray) -> np.ndarray:
+    """Capacity [m] of roads built for an expected flow [m]: 25 % above it, in steps, one lane."""
+    return np.maximum(np.ceil(SPARE * flow / LANE_STEP) * LANE_STEP, ONE_LANE)
 
 
 def make_problem(
@@ -122,17 +124,15 @@ def make_problem(
 ) -> Problem:
     """Draw scenarios, assign them, and lay out what the model reads.
 
-    Each scenario multiplies every pair's demand by lognormal(0.3) and every link's time by
-    lognormal(0.1). The od links are the pairs, at most the heaviest `od_per_zone` of each zone;
-    the demand itself stays whole. `fit` says what is scaled first: roads to a demand in
-    relative amounts, such a demand to the roads, or nothing where vehicles are given.
+    Each scenario multiplies every pair's demand by lognormal(0.2) and every link's time by
+    lognormal(0.05). The od links are the pairs, at most the heaviest `od_per_zone` of each zone;
+    the demand itself stays whole. `fit` says what is made to measure: the roads, for the
+    mean flow of the training scenarios; the demand, for the roads; nothing, for both are given.
     """
     router = Router.of(network)
     demand, flow = connected(router, demand)
-    if fit == "roads":
-        network, demand = fit_roads(network, demand, flow)
-    elif fit == "demand":
-        demand = fit_demand(network, demand, flow)
+    if fit != "nothing":
+        demand = scaled(demand, flow, network.capacity if fit == "demand" else None)
     rng = np.random.default_rng([seed, network.num_links, demand.num_pairs])
     amounts = demand.amount * rng.lognormal(0.0, DEMAND_SIGMA, (num_scenarios, demand.num_pairs))
     noise = [int(s) for s in rng.integers(2**32, size=num_scenarios)]
@@ -141,11 +141,14 @@ def make_problem(
     for done, flow in enumerate(work):
         flows[done] = flow
         progress(done + 1, num_scenarios)
+    held_out = num_scenarios * NUM_HELD_OUT // NUM_SCENARIOS
+    if fit == "roads":
+        expected = flows[: num_scenarios - held_out].mean(axis=0)
+        network = dataclasses.replace(network, capacity=road_sizes(expected))
     if published is not None:
         amounts = np.concatenate([amounts, demand.amount[None]])
         flows = np.concatenate([flows, published[None]])
     virtual = demand.heaviest(od_per_zone) if od_per_zone else demand
-    held_out = num_scenarios * NUM_HELD_OUT // NUM_SCENARIOS
     features, net_demand = _node_arrays(network, demand, amounts)
     return Problem(
         name=network.name,
@@ -157,9 +160,9 @@ def make_problem(
         link_features=np.stack(
             [network.capacity / network.capacity.mean(), network.time / network.time.mean()], axis=1
         ).astype(np.float32),
-        capacity=network.capacity.astype(np.float32),
+        capacity=(network.capacity / UNIT).astype(np.float32),
         features=features,
-        flows=np.ascontiguousarray(flows.T, np.float32),
+        flows=np.ascontiguousarray(flows.T / UNIT, np.float32),
         net_demand=net_demand,
         num_train=num_scenarios - held_out,
         num_held_out=held_out,
@@ -176,11 +179,11 @@ def _node_arrays(
     for s in range(count):
         production[s] = np.bincount(demand.origins, amounts[s], n)
         attraction[s] = np.bincount(demand.destinations, amounts[s], n)
-    net_demand = np.ascontiguousarray((production - attraction).T, np.float32)
+    net_demand = np.ascontiguousarray((production - attraction).T / UNIT, np.float32)
     if n <= SMALL_NETWORK:
         matrix = np.zeros((n, count, n), np.float32)
         for s in range(count):
-            np.add.at(matrix[:, s], (demand.origins, demand.destinations), amounts[s] / 1000.0)
+            np.add.at(matrix[:, s], (demand.origins, demand.destinations), amounts[s] / UNIT)
         return matrix, net_demand
     is_zone = np.zeros(n)
     is_zone[network.zones] = 1.0
