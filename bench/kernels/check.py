@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 ALL_COLUMNS_UP_TO = 2**28  # elements; of larger arrays only some columns are summed in float64
-UNIT = {"float32": 2.0**-24, "float64": 2.0**-53, "bfloat16": 2.0**-9, "float16": 2.0**-12}
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 # A sum of 32s over four levels: at most 31 roundings a level, in the accumulator's precision.
 SUM_ROUNDINGS = 4 * 31
 

@@ -54,6 +54,8 @@ def case_sentence(case: Record) -> str:
     """One sentence of a case of the performance list."""
     if "error" in case:
         return f"{case['case']}: [red]failed[/red], {case['error']}"
+    if "skipped" in case:
+        return f"[dim]{case['case']}: left out, {case['skipped']}[/dim]"
     mark = "[green]ok[/green]" if case["met"] else "[red]missed[/red]"
     return f"{case['case']}: {case['text']} {mark}"
 

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts of a `bench ops` record, legible on light and dark pages.
+
+`python -m bench.kernels.charts RECORD.json FOLDER [svg|png]` draws a stored record again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt  # after the choice of a backend that needs no screen
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+from bench.kernels.peers import SUBJECT, TITLES
+from bench.kernels.table import count
+
+Record = dict[str, Any]
+INK = "#7a828e"  # contrast above 3.8 : 1 on white and on GitHub's dark page
+COLOURS = {
+    SUBJECT: "#2f81f7",
+    "xla": "#d08700",
+    "xla-sorted": "#e3b341",
+    "xla-deterministic": "#c2554d",
+    "torch-select": "#3fa45b",
+    "torch-add": "#3fa45b",
+    "torch-deterministic": "#1f7a8c",
+    "torch-segment": "#8957e5",
+    "numpy": "#9aa2ad",
+    "scipy": "#b07cc6",
+}
+MARKERS = {"xla": "o", "xla-sorted": "v", "xla-deterministic": "X", "torch-select": "s"}
+MARKERS |= {"torch-add": "s", "torch-deterministic": "P", "torch-segment": "D", "scipy": "^"}
+STYLE = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 10,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "jax_index",
+}
+OPS = ("gather", "scatter_add")
+
+
+def draw_all(result: Record, folder: Path, kind: str = "svg") -> list[Path]:
+    """Draw every chart that the record has lines for; return what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = (("limit", _limit_chart), ("peers", _peer_chart), ("scale", _scale_chart))
+    written = []
+    with plt.rc_context(STYLE):
+        for name, draw in charts:
+            figure = draw(result)
+            if figure is None:
+                continue
+            path = folder / f"ops-{name}-{result['device']['backend']}.{kind}"
+            # The same record draws the same file.
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(path, transparent=True, dpi=160, metadata=metadata)
+            plt.close(figure)
+            written.append(path)
+    return written
+
+
+def _measured(result: Record, **wanted: Any) -> list[Record]:
+    lines = [r for r in result["lines"] if "us" in r["times"].get(SUBJECT, {})]
+    return [r for r in lines if all(r.get(key) == value for key, value in wanted.items())]
+
+
+def _headline(result: Record, op: str) -> list[Record]:
+    """The float32 lines of the commonest shape of wide rows, one a pattern."""
+    lines = [r for r in _measured(result, op=op, dtype="float32") if r["width"] == 64]
+    lines = [r for r in lines if r["group"] in ("wide", "custom")]
+    if not lines:
+        lines = [r for r in _measured(result, op=op, dtype="float32") if r["group"] != "scale"]
+    return list({r["pattern"]: r for r in lines}.values())
+
+
+def _where(result: Record) -> str:
+    machine, commit = result["machine"], result["machine"].get("commit")
+    device = result["device"]["device"]
+    device = machine["cpu"] if device == "cpu" else device
+    return (
+        f"{device}, jax {machine['versions'].get('jax')}, {machine['time'][:10]}"
+        + (f", commit {commit}" if commit else "")
+    )  # fmt: skip
+
+
+def _limit_chart(result: Record) -> Any:
+    """Share of the memory limit by pattern, one panel an op; longer is better."""
+    panels = {op: _headline(result, op) for op in OPS}
+    if not any(panels.values()):
+        return None
+    rows = max(len(lines) for lines in panels.values())
+    figure, axes = plt.subplots(1, 2, figsize=(12, 1.6 + 0.5 * rows), layout="constrained")
+    for ax, (op, lines) in zip(axes, panels.items(), strict=True):
+        names = [SUBJECT, "xla", "torch-select" if op == "gather" else "torch-add"]
+        names = [n for n in names if any("us" in r["times"].get(n, {}) for r in lines)]
+        height = 0.8 / max(len(names), 1)
+        for k, record in enumerate(lines):
+            for i, name in enumerate(names):
+                entry = record["times"].get(name, {})
+                if "us" not in entry:
+                    continue
+                share = record["limit"]["once"] / entry["us"]
+                place = k + (i - (len(names) - 1) / 2) * height
+                ax.barh(place, share, height * 0.92, color=COLOURS[name],
+                        label=TITLES[name] if k == 0 else None)  # fmt: skip
+                ax.text(share, place, f" {share:.0%}", va="center", fontsize=7.5)
+        ax.set_yticks(range(len(lines)), [r["pattern"] for r in lines])
+        ax.invert_yaxis()
+        ax.axvline(1, color=INK, lw=1, ls=":")
+        ax.set_xlim(0, max(1.15, *(ax.get_xlim()[1] * 1.05,)))
+        ax.xaxis.set_major_formatter(PercentFormatter(1))
+        shape = ""
+        if lines:
+            r = lines[0]
+            shape = f" ({count(r['num_rows'])} rows, {count(r['num_edges'])} edges, {r['width']})"
+        ax.set_title(f"{op}{shape}", fontsize=10)
+        _bare(ax)
+    _legend(axes)
+    figure.suptitle(
+        f"Share of the memory limit: every row once, at measured bandwidth\n{_where(result)}",
+        fontsize=11,
+    )
+    return figure
+
+
+def _peer_chart(result: Record) -> Any:
+    """Every line: how many times our time each peer takes; left of 1 we lose."""
+    lines = [r for r in _measured(result) if len(r["times"]) > 1]
+    names = [n for n in TITLES if n != SUBJECT]
+    points: dict[str, list[tuple[int, float]]] = {n: [] for n in names}
+    order: list[Record] = []
+    for op in dict.fromkeys(r["op"] for r in lines):
+        order += [r for r in lines if r["op"] == op and r["group"] != "scale"]
+    for row, record in enumerate(order):
+        for name in names:
+            entry = record["times"].get(name, {})
+            if "us" in entry:
+                points[name].append((row, entry["us"] / record["times"][SUBJECT]["us"]))
+    if not any(points.values()):
+        return None
+    figure, ax = plt.subplots(figsize=(10, 1.5 + 0.21 * len(order)), layout="constrained")
+    ax.axvspan(1e-9, 1, color="#c2554d", alpha=0.10, lw=0)
+    ax.axvline(1, color=INK, lw=1)
+    for name, found in points.items():
+        if found:
+            ax.scatter([x for _, x in found], [y for y, _ in found], s=26, color=COLOURS[name],
+                       marker=MARKERS.get(name, "o"), label=TITLES[name], zorder=3)  # fmt: skip
+    ax.set_yticks(range(len(order)), [_short(r) for r in order], fontsize=7)
+    ax.set_ylim(len(order) - 0.4, -0.6)
+    ax.set_xscale("log")
+    values = [x for found in points.values() for _, x in found]
+    ax.set_xlim(min(0.5, min(values) / 1.3), max(values) * 1.3)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}x"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(axis="x", color=INK, alpha=0.25, lw=0.6)
+    ax.set_xlabel("time of the peer / time of jax_index; in the red field jax_index loses")
+    ax.legend(frameon=False, labelcolor=INK, fontsize=8.5, ncols=4, loc="lower center",
+              bbox_to_anchor=(0.4, 1.0))  # fmt: skip
+    figure.suptitle(_where(result), fontsize=10)
+    _bare(ax)
+    return figure
+
+
+def _short(record: Record) -> str:
+    dtype = "" if record["dtype"] == "float32" else f" {record['dtype']}"
+    size = f"{count(record['num_rows'])}, {count(record['num_edges'])}, {record['width']}"
+    return f"{record['op']} {record['pattern']} ({size}){dtype}"
+
+
+def _scale_chart(result: Record) -> Any:
+    """Picoseconds an element against the number of elements."""
+    panels = {op: _measured(result, op=op, group="scale") for op in OPS}
+    if not any(panels.values()):
+        return None
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
+    for ax, (op, lines) in zip(axes, panels.items(), strict=True):
+        names = [n for n in TITLES if any("us" in r["times"].get(n, {}) for r in lines)]
+        for name in names:
+            found = [
+                (r["num_edges"] * r["width"], r["times"][name]["us"])
+                for r in lines
+                if "us" in r["times"].get(name, {})
+            ]
+            ax.plot([m for m, _ in found], [us / m * 1e6 for m, us in found], color=COLOURS[name],
+                    marker=MARKERS.get(name, "o"), ms=4, lw=2 if name == SUBJECT else 1.2,
+                    label=TITLES[name])  # fmt: skip
+        limits = [(r["num_edges"] * r["width"], r["limit"]["once"]) for r in lines]
+        ax.plot([m for m, _ in limits], [us / m * 1e6 for m, us in limits], color=INK, ls=":",
+                lw=1.2, label="memory limit")  # fmt: skip
+        ax.axvline(2**31, color=INK, lw=0.8, alpha=0.6)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlabel("elements on the edge side (line: 2^31)")
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+        ax.set_title(f"{op}, uniform, rows of 64 float32, 8 edges a row", fontsize=10)
+        ax.grid(color=INK, alpha=0.2, lw=0.6)
+        _bare(ax)
+    axes[0].set_ylabel("picoseconds an element")
+    _legend(axes)
+    figure.suptitle(f"Cost against size\n{_where(result)}", fontsize=11)
+    return figure
+
+
+def _legend(axes: Iterable[Axes]) -> None:
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        first = dict(zip(labels, handles, strict=True))
+        ax.legend(first.values(), first.keys(), frameon=False, labelcolor=INK, fontsize=8.5)
+
+
+def _bare(ax: Axes) -> None:
+    ax.patch.set_alpha(0)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    for drawn in draw_all(
+        json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), *sys.argv[3:]
+    ):
+        print(drawn)
