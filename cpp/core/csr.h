@@ -27,32 +27,33 @@ constexpr i64 max_partials(i64 num_edges) { return num_edges / (kGroup / 2) + 1;
 
 namespace jax_index::JI_TARGET {
 
+// Positions of the CSR. A position fits 32 bits; its byte offset does not.
 struct RowRange {
-  i64 begin;
-  i64 end;
+  i32 begin;
+  i32 count;
 };
 
-JI_HD i64 clamp(i64 value, i64 low, i64 high) {
+JI_HD i32 clamp(i32 value, i32 low, i32 high) {
   return value < low ? low : (value > high ? high : value);
 }
 
 JI_HD RowRange row_range(const CsrView& csr, i64 row) {
-  const i64 begin = clamp(csr.indptr[row], 0, csr.num_edges);
-  return {begin, clamp(csr.indptr[row + 1], begin, csr.num_edges)};
+  const i32 begin = clamp(csr.indptr[row], 0, (i32)csr.num_edges);
+  return {begin, clamp(csr.indptr[row + 1], begin, (i32)csr.num_edges) - begin};
 }
 
 // The edge at position p of the CSR, or -1.
-JI_HD i64 edge_at(const CsrView& csr, i64 p) {
+JI_HD i32 edge_at(const CsrView& csr, i32 p) {
   if (csr.perm == nullptr) return p;
-  const i64 edge = csr.perm[p];
-  return (u64)edge < (u64)csr.num_edges ? edge : -1;
+  const i32 edge = csr.perm[p];
+  return (u32)edge < (u32)csr.num_edges ? edge : -1;
 }
 
 struct Task {
   i64 row;  // -1: the list ends here
   RowRange edges;
   bool whole;  // the row has no other task
-  i64 groups;  // tasks of this row, if this is the first of them; else 0
+  i32 groups;  // tasks of this row, if this is the first of them; else 0
 };
 
 JI_HD Task task_at(const CsrView& csr, i64 t) {
@@ -62,11 +63,12 @@ JI_HD Task task_at(const CsrView& csr, i64 t) {
   const i64 group = csr.tasks[2 * t + 1];
   if ((u64)row >= (u64)csr.num_rows || group < 0) return task;
   const RowRange range = row_range(csr, row);
+  const i64 skipped = group * kGroup < range.count ? group * kGroup : range.count;
+  const i64 left = range.count - skipped;
   task.row = row;
-  task.whole = range.end - range.begin <= kGroup;
-  task.edges.begin = clamp(range.begin + group * kGroup, range.begin, range.end);
-  task.edges.end = clamp(task.edges.begin + kGroup, task.edges.begin, range.end);
-  task.groups = group == 0 ? (range.end - range.begin + kGroup - 1) / kGroup : 0;
+  task.whole = range.count <= kGroup;
+  task.edges = {(i32)(range.begin + skipped), (i32)(left < kGroup ? left : kGroup)};
+  task.groups = group == 0 ? (i32)(((i64)range.count + kGroup - 1) / kGroup) : 0;
   return task;
 }
 

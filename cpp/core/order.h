@@ -15,11 +15,11 @@
 
 namespace jax_index {
 
-constexpr i64 kChunk = 32;
+constexpr i32 kChunk = 32;
 // Two levels: what one worker or block reduces before anything is written.
-constexpr i64 kGroup = kChunk * kChunk;
+constexpr i32 kGroup = kChunk * kChunk;
 // A row with more edges than this is "long": it is cut into tasks of kGroup edges.
-constexpr i64 kLongRow = 128;
+constexpr i32 kLongRow = 128;
 // Levels above a chunk that 2^31 edges can need: 32^6 > 2^26 chunks.
 constexpr int kMaxLevels = 6;
 
@@ -27,74 +27,86 @@ constexpr int kMaxLevels = 6;
 
 namespace jax_index::JI_TARGET {
 
-// Folds items [begin, end), at most kChunk of them. `load(p)` gives item p; `InFlight` loads are
-// issued before the first of them is used.
-template <class Monoid, int InFlight, class Value, class Load>
-JI_HD Value fold_chunk(i64 begin, i64 end, const Load& load) {
+// The items of a fold. `index(p)` reads which edge stands at position p; `there(edge)` says whether
+// it is one to fold; `fetch(edge)` reads it as stored; `widen(raw)` makes it an accumulator value.
+// They are apart so that a worker has several reads on their way before the first is used.
+
+// Folds `count` positions from `begin` on, at most kChunk, InFlight reads at a time.
+template <class Monoid, int InFlight, class Value, class Items>
+JI_HD Value fold_chunk(i32 begin, i32 count, const Items& items) {
   using Fold = TileFold<Monoid, Value>;
+  using Raw = decltype(items.fetch(0));
   Value acc = Fold::identity();
-  i64 p = begin;
-  for (; p + InFlight <= end; p += InFlight) {
-    Value item[InFlight];
+  for (i32 k = 0; k < count; k += InFlight) {
+    i32 edge[InFlight];
+    Raw raw[InFlight];
     JI_UNROLL
-    for (int u = 0; u < InFlight; ++u) item[u] = load(p + u);
+    for (int u = 0; u < InFlight; ++u) {
+      edge[u] = -1;
+      if (k + u < count) edge[u] = items.index(begin + k + u);
+    }
     JI_UNROLL
-    for (int u = 0; u < InFlight; ++u) acc = Fold::combine(acc, item[u]);
+    for (int u = 0; u < InFlight; ++u)
+      if (items.there(edge[u])) raw[u] = items.fetch(edge[u]);
+    JI_UNROLL
+    for (int u = 0; u < InFlight; ++u)
+      if (items.there(edge[u])) acc = Fold::combine(acc, items.widen(raw[u]));
   }
-  for (; p < end; ++p) acc = Fold::combine(acc, load(p));
   return acc;
 }
 
-// Folds items [begin, end), at most kGroup of them, by two levels.
-template <class Monoid, int InFlight, class Value, class Load>
-JI_HD Value fold_group(i64 begin, i64 end, const Load& load) {
+// Folds `count` positions from `begin` on, at most kGroup, by two levels.
+template <class Monoid, int InFlight, class Value, class Items>
+JI_HD Value fold_group(i32 begin, i32 count, const Items& items) {
   using Fold = TileFold<Monoid, Value>;
-  i64 stop = begin + kChunk < end ? begin + kChunk : end;
-  Value acc = fold_chunk<Monoid, InFlight, Value>(begin, stop, load);
-  if (stop == end) return acc;
-  acc = Fold::combine(Fold::identity(), acc);
-  while (stop < end) {
-    const i64 start = stop;
-    stop = start + kChunk < end ? start + kChunk : end;
-    acc = Fold::combine(acc, fold_chunk<Monoid, InFlight, Value>(start, stop, load));
+  const i32 first = count < kChunk ? count : kChunk;
+  Value acc = fold_chunk<Monoid, InFlight, Value>(begin, first, items);
+  for (i32 k = kChunk; k < count; k += kChunk) {
+    const i32 here = count - k < kChunk ? count - k : kChunk;
+    acc = Fold::combine(acc, fold_chunk<Monoid, InFlight, Value>(begin + k, here, items));
   }
   return acc;
 }
 
-// Folds `count` items (of any level) by as many levels as it takes, in one pass.
-template <class Monoid, class Value, class Load>
-JI_HD Value fold_tree(i64 count, const Load& load) {
+// Folds any number of items of one level, pushed in order, by as many levels as it takes.
+template <class Monoid, class Value>
+struct TreeFold {
   using Fold = TileFold<Monoid, Value>;
   Value level[kMaxLevels];
   i32 filled[kMaxLevels];
-  for (int k = 0; k < kMaxLevels; ++k) {
-    level[k] = Fold::identity();
-    filled[k] = 0;
+
+  JI_HD TreeFold() {
+    for (int k = 0; k < kMaxLevels; ++k) {
+      level[k] = Fold::identity();
+      filled[k] = 0;
+    }
   }
-  for (i64 p = 0; p < count; ++p) {
-    Value carry = load(p);
+
+  JI_HD void push(Value carry) {
     for (int k = 0; k < kMaxLevels; ++k) {
       level[k] = Fold::combine(level[k], carry);
-      if (++filled[k] < (i32)kChunk || k + 1 == kMaxLevels) break;
+      if (++filled[k] < kChunk || k + 1 == kMaxLevels) return;
       carry = level[k];
       level[k] = Fold::identity();
       filled[k] = 0;
     }
   }
+
   // What is left on a lower level is the last item of the level above it.
-  Value carry = Fold::identity();
-  bool some = false;
-  for (int k = 0; k < kMaxLevels; ++k) {
-    if (some) {
-      level[k] = Fold::combine(level[k], carry);
-      filled[k] += 1;
+  JI_HD Value finish() const {
+    Value carry = Fold::identity();
+    bool some = false;
+    for (int k = 0; k < kMaxLevels; ++k) {
+      if (filled[k] && some)
+        carry = Fold::combine(level[k], carry);
+      else if (filled[k])
+        carry = level[k];
+      else if (some)
+        carry = Fold::combine(Fold::identity(), carry);
+      some = some || filled[k];
     }
-    if (filled[k]) {
-      carry = level[k];
-      some = true;
-    }
+    return carry;
   }
-  return carry;
-}
+};
 
 }  // namespace jax_index::JI_TARGET

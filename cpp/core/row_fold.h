@@ -4,13 +4,13 @@
 
 #include "core/csr.h"
 #include "core/nest.h"
-#include "core/types.h"
+#include "core/tile_io.h"
 
 namespace jax_index {
 
 enum class DType : i32 { kF32, kF64, kF16, kBF16, kF8, kU8, kU16, kU32, kU64 };
 
-// out[slice, row, :] = finish(fold over the edges e of the row of edges[slice, e, :])
+// out[slice, row, :] = init[slice, row, :] + fold over the edges e of the row of edges[slice, e, :]
 struct RowFoldArgs {
   enum Array { kEdges, kInit, kOut, kIndptr, kPerm, kTasks, kArrays };
   const void* edges = nullptr;  // [slices, num_edges, width]
@@ -54,5 +54,25 @@ struct RowFoldSlice {
     csr.tasks += at.of[RowFoldArgs::kTasks];
   }
 };
+
+// Ends the fold of a row. With an initial array, the row's own value is added in the accumulator
+// type; a row with no edge then keeps its bits as stored, since decoding and encoding would quieten
+// a signalling NaN.
+template <class Monoid, class T, int L, int K>
+JI_HD void finish_row(const RowFoldArgs& a, const RowFoldSlice<T>& s, i64 row, i64 column,
+                      const Tile<AccOf<T>, L, K>& value, bool empty) {
+  auto* to = s.out + row * a.out_pitch + column;
+  if (a.init == nullptr) {
+    store_tile<T, L, K>(to, value, a.mini);
+    return;
+  }
+  const auto* from = s.init + row * a.init_pitch + column;
+  if (empty) {
+    for (int k = 0; k < L * K; ++k) to[k] = from[k];
+    return;
+  }
+  using Fold = TileFold<Monoid, Tile<AccOf<T>, L, K>>;
+  store_tile<T, L, K>(to, Fold::combine(load_tile<T, L, K>(from, a.mini), value), a.mini);
+}
 
 }  // namespace jax_index::JI_TARGET

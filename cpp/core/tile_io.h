@@ -36,10 +36,14 @@ struct Word<1> {
 template <int Bytes>
 using WordOf = typename detail::Word<Bytes>::type;
 
-// A read-only load, and a store of data that this kernel does not read again.
+// A read-only load, a load of what is read once, and a store of what is not read again.
 template <class W>
 __device__ __forceinline__ W load_word(const void* at) {
   return __ldg(static_cast<const W*>(at));
+}
+template <class W>
+__device__ __forceinline__ W load_once(const void* at) {
+  return __ldcs(static_cast<const W*>(at));
 }
 template <class W>
 __device__ __forceinline__ void store_word(void* at, W word) {
@@ -47,23 +51,49 @@ __device__ __forceinline__ void store_word(void* at, W word) {
 }
 #endif
 
+// A tile as it is stored, and its two ends.
+#if defined(__CUDACC__)
 template <class T, int L, int K>
-JI_HD Tile<AccOf<T>, L, K> load_tile(const BitsOf<T>* at, const MiniFloat& mini) {
-  using Bits = BitsOf<T>;
-  Tile<AccOf<T>, L, K> out;
-#if defined(__CUDA_ARCH__)
-  const auto word = load_word<WordOf<K * sizeof(Bits)>>(at);
-  Bits bits[K];
-  memcpy(bits, &word, sizeof(word));
-  tile_fill(out, [&](int k) { return Codec<T>::template decode<1>(bits[k], mini); });
+using RawTile = WordOf<K * sizeof(BitsOf<T>)>;
 #else
-  tile_fill(out, [&](int k) {
-    Vec<Bits, L> bits;
+template <class T, int L, int K>
+using RawTile = Tile<BitsOf<T>, L, K>;
+#endif
+
+template <class T, int L, int K>
+JI_HD RawTile<T, L, K> load_raw(const BitsOf<T>* at) {
+#if defined(__CUDA_ARCH__)
+  return load_word<RawTile<T, L, K>>(at);
+#else
+  RawTile<T, L, K> raw;
+#if !defined(__CUDACC__)
+  tile_fill(raw, [&](int k) {
+    Vec<BitsOf<T>, L> bits;
     memcpy(&bits, at + k * L, sizeof(bits));
-    return Codec<T>::template decode<L>(bits, mini);
+    return bits;
   });
 #endif
+  return raw;
+#endif
+}
+
+template <class T, int L, int K>
+JI_HD Tile<AccOf<T>, L, K> widen(const RawTile<T, L, K>& raw, const MiniFloat& mini) {
+#if defined(__CUDACC__)
+  Tile<AccOf<T>, L, K> out;
+  BitsOf<T> bits[K];
+  memcpy(bits, &raw, sizeof(raw));
+  tile_fill(out, [&](int k) { return Codec<T>::template decode<1>(bits[k], mini); });
   return out;
+#else
+  return tile_map<AccOf<T>>(
+      raw, [&](Vec<BitsOf<T>, L> bits) { return Codec<T>::template decode<L>(bits, mini); });
+#endif
+}
+
+template <class T, int L, int K>
+JI_HD Tile<AccOf<T>, L, K> load_tile(const BitsOf<T>* at, const MiniFloat& mini) {
+  return widen<T, L, K>(load_raw<T, L, K>(at), mini);
 }
 
 template <class T, int L, int K>

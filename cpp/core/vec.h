@@ -102,6 +102,14 @@ JI_HD Tile<T, L, K> tile_zip(const Tile<T, L, K>& a, const Tile<T, L, K>& b, Fn 
   return out;
 }
 
+template <class To, class T, int L, int K, class Fn>
+JI_HD Tile<To, L, K> tile_map(const Tile<T, L, K>& tile, Fn fn) {
+  Tile<To, L, K> out;
+  out.head = fn(tile.head);
+  if constexpr (K > 1) out.tail = tile_map<To>(tile.tail, fn);
+  return out;
+}
+
 template <class T, int L, int K, class Fn>
 JI_HD void tile_each(const Tile<T, L, K>& tile, Fn fn, int first = 0) {
   fn(first, tile.head);

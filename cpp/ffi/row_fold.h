@@ -4,7 +4,7 @@
 
 #include "ffi/backend.h"
 #include "ffi/dispatch.h"
-#include "ffi/layout.h"
+#include "ffi/plan.h"
 
 namespace jax_index {
 
@@ -17,28 +17,22 @@ struct RowFoldAttrs {
   bool float4;       // bytes that hold a four-bit float each
 };
 
-using Plan = ffi::Buffer<ffi::S32>;
-
 inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::AnyBuffer edges,
-                                const ffi::AnyBuffer* init, Plan indptr, Plan perm, Plan tasks,
-                                ffi::AnyBuffer out, ffi::AnyBuffer partials, RowFoldArgs* a) {
+                                const ffi::AnyBuffer* init, PlanArray indptr, PlanArray perm,
+                                PlanArray tasks, ffi::AnyBuffer out, ffi::AnyBuffer partials,
+                                RowFoldArgs* a) {
   const Dims shape = out.dimensions();
   const i64 axis = at.axis;
-  const auto last = [](Plan b, size_t k) { return b.dimensions()[b.dimensions().size() - k]; };
   JI_CHECK(data_fits(edges.dimensions(), shape, axis), op, "y", "the result's shape off the axis",
            edges.dimensions().size());
-  JI_CHECK(plan_fits(indptr.dimensions(), 1, at.plan_axes, shape), op, "indptr", "[..., rows + 1]",
-           indptr.dimensions().size());
-  JI_CHECK(plan_fits(perm.dimensions(), 1, at.plan_axes, shape), op, "perm", "[..., num_edges]",
-           perm.dimensions().size());
-  JI_CHECK(plan_fits(tasks.dimensions(), 2, at.plan_axes, shape), op, "tasks", "[..., tasks, 2]",
-           tasks.dimensions().size());
-  const i64 num_edges = last(perm, 1);
-  JI_CHECK(edges.dimensions()[axis] == num_edges, op, "y", "one row for each edge",
+  std::vector<i64> of_indptr, of_perm, of_tasks;
+  ffi::Error error = fill_csr(op, {indptr, perm, tasks, at.identity}, shape, at.plan_axes, &a->csr,
+                              &of_indptr, &of_perm, &of_tasks);
+  if (error.failure()) return error;
+  JI_CHECK(edges.dimensions()[axis] == a->csr.num_edges, op, "y", "one row for each edge",
            edges.dimensions()[axis]);
-  JI_CHECK(shape[axis] + 1 == last(indptr, 1), op, "indptr", "one more than the rows",
-           last(indptr, 1));
-  JI_CHECK(last(tasks, 1) == 2, op, "tasks", "pairs", last(tasks, 1));
+  JI_CHECK(shape[axis] == a->csr.num_rows, op, "indptr", "one more than the rows",
+           last_size(indptr));
   JI_CHECK(edges.element_type() == out.element_type(), op, "y", "the result's dtype",
            (int)edges.element_type());
   SumType type;
@@ -57,11 +51,6 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
     start = data_layout(init->dimensions(), axis);
     a->init = init->untyped_data();
   }
-  const auto plan = [&](Plan b, i64 rank) {
-    return plan_strides(b.dimensions(), rank, shape.size(), at.plan_axes);
-  };
-  const std::vector<i64> of_indptr = plan(indptr, 1), of_perm = plan(perm, 1),
-                         of_tasks = plan(tasks, 2);
   const Layout layout =
       layout_of(shape, axis, at.plan_axes, {edges.dimensions(), init ? init->dimensions() : shape});
   JI_CHECK(make_nest(layout,
@@ -75,12 +64,6 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
 
   a->edges = edges.untyped_data();
   a->out = out.untyped_data();
-  a->csr.indptr = indptr.typed_data();
-  a->csr.perm = at.identity ? nullptr : perm.typed_data();
-  a->csr.tasks = tasks.typed_data();
-  a->csr.num_rows = shape[axis];
-  a->csr.num_edges = num_edges;
-  a->csr.num_tasks = last(tasks, 2);
   a->no_long_row = at.no_long_row;
   a->width = layout.width * type.parts;
   a->edge_pitch = from.pitch * type.parts;
@@ -91,7 +74,7 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
   a->partials = partials.untyped_data();
   const i64 row_bytes = a->nest.slices * a->width * accumulator_bytes(type.dtype);
   if (!at.no_long_row) {
-    a->num_partials = max_partials(num_edges);
+    a->num_partials = max_partials(a->csr.num_edges);
     JI_CHECK((i64)partials.size_bytes() >= a->num_partials * row_bytes, op, "partials",
              "room for every task of a long row", partials.size_bytes());
   }

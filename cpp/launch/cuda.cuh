@@ -12,15 +12,72 @@ struct Cuda {
   cudaStream_t stream = nullptr;
 };
 
-// Small blocks with few registers keep many loads in flight; blocks beyond the grid limit loop.
-struct CudaPolicy {
+// Rows of several words: a thread owns one word of one row. Accumulators: bytes of a thread's sum.
+template <int Accumulators>
+struct WideRows {
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = 12;
-  static constexpr int kRowLoads = 4;       // row loads of a thread before the first add
-  static constexpr int kTaskThreads = 256;  // threads that fold one task of a long row
-  static constexpr int kTaskBlocks = 264;   // blocks that share the list of tasks, for each slice
-  static constexpr int kGatherEdges = 4;    // edges copied by a thread of gather
-  static constexpr i64 kMaxGrid = 0x7fffffff;
+  static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
+  static constexpr int kLoads = 4;  // edges whose words a thread has on their way
 };
+
+// Rows of few words: a warp stages the words of its rows in shared memory.
+struct NarrowRows {
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 8;
+  static constexpr int kMaxLanes = 2;       // words of a row, at most
+  static constexpr int kStageBytes = 4096;  // of a warp
+  static constexpr int kLoads = 8;          // words that a thread has on their way
+};
+
+// Long rows of one word of at most kMaxWord bytes: a warp stages a task.
+struct NarrowTasks {
+  static constexpr int kThreads = 128;
+  static constexpr int kLoads = 8;
+  static constexpr int kBlocks = 1056;
+  static constexpr int kMaxWord = 4;
+};
+
+// Other long rows: a block folds the chunks of one or more tasks side by side.
+struct LongRows {
+  static constexpr int kThreads = 256;
+  static constexpr int kMaxLanes = 16;  // lanes of a row that one block takes
+  static constexpr int kLoads = 4;
+  static constexpr int kBlocks = 1056;  // that share the list of tasks, for each slice
+};
+
+// Rows whose tasks left partials: a block folds those of one row, some columns of it.
+struct Partials {
+  static constexpr int kThreads = 512;
+  static constexpr int kMaxLanes = 16;
+  static constexpr int kLoads = 8;
+  static constexpr int kBlocks = 132;
+};
+
+// Gather by edge: a thread copies one word of kEdges edges.
+struct GatherEdges {
+  static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 6;
+  static constexpr int kEdges = 4;
+};
+
+// Gather by row: a thread reads one word of a row and writes it to every edge of the row.
+struct GatherRows {
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 10;
+  static constexpr int kEdges = 4;         // edges whose places a thread looks up at once
+  static constexpr int kTaskBlocks = 528;  // that share the long rows and the dropped edges
+  static constexpr i64 kMinWidth = 256;    // bytes of a row from which on it is the faster way
+};
+
+constexpr i64 kMaxGrid = 0x7fffffff;
+
+inline i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+// fn(first block, grid) for as many launches as `blocks` needs.
+template <class Fn>
+void for_each_grid(i64 blocks, const Fn& fn) {
+  for (i64 first = 0; first < blocks; first += kMaxGrid)
+    fn(first, (unsigned)(blocks - first < kMaxGrid ? blocks - first : kMaxGrid));
+}
 
 }  // namespace jax_index

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "core/row_fold.h"
-#include "core/tile_io.h"
 #include "launch/cpu.h"
 
 namespace jax_index::JI_TARGET {
@@ -39,35 +38,47 @@ JI_HD void for_each_tile(i64 width, const Fn& fn) {
   for_each_tail<A, kLanes>(column, width, fn);
 }
 
-template <class Op, class T>
+template <class Monoid, class T>
 struct RowFoldCpu {
   using A = AccOf<T>;
   const RowFoldArgs& a;
 
+  // The edges of a row in one tile of columns.
+  template <class Shape>
+  struct Items {
+    const RowFoldArgs& a;
+    const RowFoldSlice<T>& s;
+    i64 column;
+    i64 end;
+
+    const BitsOf<T>* at(i64 edge) const { return s.edges + edge * a.edge_pitch + column; }
+    i32 index(i32 p) const {
+      if (s.csr.perm && (i64)p + 8 < end) {
+        const i32 ahead = edge_at(s.csr, p + 8);
+        if (ahead >= 0) JI_PREFETCH(at(ahead));
+      }
+      return edge_at(s.csr, p);
+    }
+    bool there(i32 edge) const { return edge >= 0; }
+    auto fetch(i32 edge) const { return load_raw<T, Shape::kLanes, Shape::kParts>(at(edge)); }
+    auto widen(const RawTile<T, Shape::kLanes, Shape::kParts>& raw) const {
+      return JI_TARGET::widen<T, Shape::kLanes, Shape::kParts>(raw, a.mini);
+    }
+  };
+
   template <class Shape>
   JI_HD auto fold(const RowFoldSlice<T>& s, RowRange edges, i64 column) const {
-    using Value = typename Shape::Value;
-    using Fold = TileFold<typename Op::Monoid, Value>;
-    const auto load = [&](i64 p) {
-      const i64 edge = edge_at(s.csr, p);
-      if (edge < 0) return Fold::identity();
-      if (s.csr.perm && p + 8 < edges.end) {
-        const i64 ahead = edge_at(s.csr, p + 8);
-        if (ahead >= 0) JI_PREFETCH(s.edges + ahead * a.edge_pitch + column);
-      }
-      return load_tile<T, Shape::kLanes, Shape::kParts>(s.edges + edge * a.edge_pitch + column,
-                                                        a.mini);
-    };
-    return fold_group<typename Op::Monoid, 1, Value>(edges.begin, edges.end, load);
+    return fold_group<Monoid, 1, typename Shape::Value>(
+        edges.begin, edges.count, Items<Shape>{a, s, column, (i64)edges.begin + edges.count});
   }
 
   void rows(const RowFoldSlice<T>& s, i64 first, i64 last) const {
     for (i64 row = first; row < last; ++row) {
       const RowRange edges = row_range(s.csr, row);
-      const bool empty = edges.begin == edges.end;
-      if (!a.no_long_row && edges.end - edges.begin > kLongRow) continue;
+      const bool empty = edges.count == 0;
+      if (!a.no_long_row && edges.count > kLongRow) continue;
       for_each_tile<A>(a.width, [&](auto shape, i64 column) {
-        Op::template finish<T>(a, s, row, column, fold<decltype(shape)>(s, edges, column), empty);
+        finish_row<Monoid, T>(a, s, row, column, fold<decltype(shape)>(s, edges, column), empty);
       });
     }
   }
@@ -78,7 +89,7 @@ struct RowFoldCpu {
     for_each_tile<A>(a.width, [&](auto shape, i64 column) {
       const auto value = fold<decltype(shape)>(s, task.edges, column);
       if (task.whole) {
-        Op::template finish<T>(a, s, task.row, column, value, false);
+        finish_row<Monoid, T>(a, s, task.row, column, value, false);
       } else {
         store_partial(s.partials + t * a.width + column, value);
       }
@@ -90,13 +101,10 @@ struct RowFoldCpu {
     if (task.row < 0 || task.whole || task.groups == 0 || t + task.groups > a.num_partials) return;
     for_each_tile<A>(a.width, [&](auto shape, i64 column) {
       using Shape = decltype(shape);
-      const auto load = [&](i64 g) {
-        return load_partial<A, Shape::kLanes, Shape::kParts>(s.partials + (t + g) * a.width +
-                                                             column);
-      };
-      Op::template finish<T>(
-          a, s, task.row, column,
-          fold_tree<typename Op::Monoid, typename Shape::Value>(task.groups, load), false);
+      TreeFold<Monoid, typename Shape::Value> tree;
+      for (i64 g = t; g < t + task.groups; ++g)
+        tree.push(load_partial<A, Shape::kLanes, Shape::kParts>(s.partials + g * a.width + column));
+      finish_row<Monoid, T>(a, s, task.row, column, tree.finish(), false);
     });
   }
 
@@ -106,7 +114,7 @@ struct RowFoldCpu {
     i64 high = csr.num_rows;
     while (low < high) {
       const i64 middle = (low + high) / 2;
-      if (clamp(csr.indptr[middle], 0, csr.num_edges) + middle < goal) {
+      if (clamp(csr.indptr[middle], 0, (i32)csr.num_edges) + middle < goal) {
         low = middle + 1;
       } else {
         high = middle;
@@ -179,9 +187,9 @@ void with_type(DType dtype, const Fn& fn) {
   }
 }
 
-template <class Op>
+template <class Monoid>
 void run_row_fold(const Cpu& cpu, const RowFoldArgs& a) {
-  with_type(a.dtype, [&](auto type) { RowFoldCpu<Op, decltype(type)>{a}.run(cpu); });
+  with_type(a.dtype, [&](auto type) { RowFoldCpu<Monoid, decltype(type)>{a}.run(cpu); });
 }
 
 }  // namespace jax_index::JI_TARGET

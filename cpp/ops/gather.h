@@ -7,24 +7,23 @@
 // XLA's buffers to the arguments).
 #pragma once
 
-#include <cstring>
-
+#include "core/csr.h"
 #include "core/nest.h"
 
 namespace jax_index {
 
 struct GatherArgs {
-  enum Array { kX, kIds, kOut, kArrays };
+  enum Array { kX, kIds, kOut, kIndptr, kPerm, kTasks, kArrays };
   const void* x = nullptr;       // [slices, num_rows, width]
   const i32* ids = nullptr;      // [slices, num_edges]
   void* out = nullptr;           // [slices, num_edges, width]
   alignas(16) u8 fill[16] = {};  // the fill element, repeated
-  i64 num_rows = 0;
-  i64 num_edges = 0;
+  CsrView csr;  // of slice 0: the same edges by row, for back ends that read each row once
+  bool no_long_row = false;
   i64 width = 0;    // bytes; contiguous
   i64 x_pitch = 0;  // bytes from row to row
   i64 out_pitch = 0;
-  Nest<kArrays> nest;  // strides of x and out in bytes, of ids in elements
+  Nest<kArrays> nest;  // strides of x and out in bytes, of the plan in elements
 };
 
 }  // namespace jax_index
@@ -35,18 +34,22 @@ struct GatherSlice {
   const u8* x;
   const i32* ids;
   u8* out;
+  CsrView csr;
 
-  JI_HD GatherSlice(const GatherArgs& a, i64 slice) {
+  JI_HD GatherSlice(const GatherArgs& a, i64 slice) : csr(a.csr) {
     const auto at = offsets(a.nest, slice);
     x = static_cast<const u8*>(a.x) + at.of[GatherArgs::kX];
     ids = a.ids + at.of[GatherArgs::kIds];
     out = static_cast<u8*>(a.out) + at.of[GatherArgs::kOut];
+    csr.indptr += at.of[GatherArgs::kIndptr];
+    if (csr.perm) csr.perm += at.of[GatherArgs::kPerm];
+    csr.tasks += at.of[GatherArgs::kTasks];
   }
 
   // Where edge e reads from, or null for the fill value.
   JI_HD const u8* source(const GatherArgs& a, i64 e) const {
     const i64 id = ids[e];
-    return (u64)id < (u64)a.num_rows ? x + id * a.x_pitch : nullptr;
+    return (u64)id < (u64)a.csr.num_rows ? x + id * a.x_pitch : nullptr;
   }
 };
 

@@ -57,15 +57,15 @@ void copy_block(const GatherArgs& a, const GatherSlice& s, i64 first, i64 last) 
 }  // namespace
 
 void run(const Cpu& cpu, const GatherArgs& a) {
-  const i64 bytes = a.nest.slices * a.num_edges * (a.width + 4);
+  const i64 bytes = a.nest.slices * a.csr.num_edges * (a.width + 4);
   i64 blocks = bytes < kSerialBytes ? 1 : 16 * (i64)cpu.num_threads / a.nest.slices + 1;
-  const i64 per_block = (a.num_edges + blocks - 1) / blocks;
-  blocks = (a.num_edges + per_block - 1) / per_block;
+  const i64 per_block = (a.csr.num_edges + blocks - 1) / blocks;
+  blocks = (a.csr.num_edges + per_block - 1) / per_block;
   const Cpu serial;
   for_each_block(bytes < kSerialBytes ? serial : cpu, a.nest.slices * blocks, [&](i64 unit) {
     const GatherSlice s(a, unit / blocks);
     const i64 first = unit % blocks * per_block;
-    const i64 last = first + per_block < a.num_edges ? first + per_block : a.num_edges;
+    const i64 last = first + per_block < a.csr.num_edges ? first + per_block : a.csr.num_edges;
     copy_block(a, s, first, last);
   });
 }

@@ -4,6 +4,9 @@
 
 namespace jax_index::JI_TARGET {
 
-void run(const Cpu& cpu, const IndexAddArgs& args) { run_row_fold<IndexAdd>(cpu, args); }
+// Compiled once, with scatter_add.
+extern template void run_row_fold<Sum>(const Cpu&, const RowFoldArgs&);
+
+void run(const Cpu& device, const IndexAddArgs& args) { run_row_fold<Sum>(device, args); }
 
 }  // namespace jax_index::JI_TARGET

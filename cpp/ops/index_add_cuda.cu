@@ -4,6 +4,9 @@
 
 namespace jax_index::JI_TARGET {
 
-void run(const Cuda& cuda, const IndexAddArgs& args) { run_row_fold<IndexAdd>(cuda, args); }
+// Compiled once, with scatter_add.
+extern template void run_row_fold<Sum>(const Cuda&, const RowFoldArgs&);
+
+void run(const Cuda& device, const IndexAddArgs& args) { run_row_fold<Sum>(device, args); }
 
 }  // namespace jax_index::JI_TARGET

@@ -7,8 +7,8 @@ JI_DECLARE_RUN(IndexAddArgs)
 namespace jax_index {
 namespace {
 
-ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, Plan indptr,
-                     Plan perm, Plan tasks, ffi::Result<ffi::AnyBuffer> out,
+ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, PlanArray indptr,
+                     PlanArray perm, PlanArray tasks, ffi::Result<ffi::AnyBuffer> out,
                      ffi::Result<ffi::AnyBuffer> partials, i64 axis, ffi::Span<const i64> plan_axes,
                      bool identity, bool no_long_row, bool float4) {
   IndexAddArgs a;
@@ -27,9 +27,9 @@ JI_HANDLER(index_add_handler, index_add,
                .Ctx<Context>()
                .Arg<ffi::AnyBuffer>()
                .Arg<ffi::AnyBuffer>()
-               .Arg<Plan>()
-               .Arg<Plan>()
-               .Arg<Plan>()
+               .Arg<PlanArray>()
+               .Arg<PlanArray>()
+               .Arg<PlanArray>()
                .Ret<ffi::AnyBuffer>()
                .Ret<ffi::AnyBuffer>() JI_ROW_FOLD_ATTRS);
 

@@ -4,24 +4,9 @@
 #pragma once
 
 #include "core/row_fold.h"
-#include "core/tile_io.h"
 
 namespace jax_index {
 
 struct ScatterAddArgs : RowFoldArgs {};
 
 }  // namespace jax_index
-
-namespace jax_index::JI_TARGET {
-
-struct ScatterAdd {
-  using Monoid = Sum;
-
-  template <class T, class Value>
-  static JI_HD void finish(const RowFoldArgs& a, const RowFoldSlice<T>& s, i64 row, i64 column,
-                           const Value& sum, bool /*empty*/) {
-    store_tile<T>(s.out + row * a.out_pitch + column, sum, a.mini);
-  }
-};
-
-}  // namespace jax_index::JI_TARGET

@@ -4,6 +4,8 @@
 
 namespace jax_index::JI_TARGET {
 
-void run(const Cpu& cpu, const ScatterAddArgs& args) { run_row_fold<ScatterAdd>(cpu, args); }
+template void run_row_fold<Sum>(const Cpu&, const RowFoldArgs&);
+
+void run(const Cpu& device, const ScatterAddArgs& args) { run_row_fold<Sum>(device, args); }
 
 }  // namespace jax_index::JI_TARGET

@@ -4,6 +4,8 @@
 
 namespace jax_index::JI_TARGET {
 
-void run(const Cuda& cuda, const ScatterAddArgs& args) { run_row_fold<ScatterAdd>(cuda, args); }
+template void run_row_fold<Sum>(const Cuda&, const RowFoldArgs&);
+
+void run(const Cuda& device, const ScatterAddArgs& args) { run_row_fold<Sum>(device, args); }
 
 }  // namespace jax_index::JI_TARGET

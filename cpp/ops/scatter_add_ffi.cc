@@ -7,8 +7,8 @@ JI_DECLARE_RUN(ScatterAddArgs)
 namespace jax_index {
 namespace {
 
-ffi::Error scatter_add(ContextArgument context, ffi::AnyBuffer y, Plan indptr, Plan perm,
-                       Plan tasks, ffi::Result<ffi::AnyBuffer> out,
+ffi::Error scatter_add(ContextArgument context, ffi::AnyBuffer y, PlanArray indptr, PlanArray perm,
+                       PlanArray tasks, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> partials, i64 axis,
                        ffi::Span<const i64> plan_axes, bool identity, bool no_long_row,
                        bool float4) {
@@ -27,9 +27,9 @@ JI_HANDLER(scatter_add_handler, scatter_add,
            ffi::Ffi::Bind()
                .Ctx<Context>()
                .Arg<ffi::AnyBuffer>()
-               .Arg<Plan>()
-               .Arg<Plan>()
-               .Arg<Plan>()
+               .Arg<PlanArray>()
+               .Arg<PlanArray>()
+               .Arg<PlanArray>()
                .Ret<ffi::AnyBuffer>()
                .Ret<ffi::AnyBuffer>() JI_ROW_FOLD_ATTRS);
 
