@@ -22,7 +22,6 @@ from bench.machine import describe_machine
 SIZES = (10**3, 10**4, 10**5, 10**6, 10**7)
 GPU_SIZES = (8 * 2**20,)  # more memory and cores stand beside a GPU
 PATTERNS = ("uniform", "local", "hub", "sorted")
-BLOCK_SECONDS = 0.4
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,10 +52,10 @@ def main(arguments: Sequence[str]) -> int:
         for edges in sizes:
             for pattern in options.patterns:
                 progress.update(bar, description=f"build {pattern} {edges:,}")
-                result["builds"].append(_builds(pattern, edges, on_gpu))
+                result["builds"].append(_builds(pattern, edges, on_gpu, options.seconds))
                 progress.advance(bar)
             progress.update(bar, description=f"look up {edges:,}")
-            result["lookups"].append(_lookups(edges))
+            result["lookups"].append(_lookups(edges, options.seconds))
             progress.advance(bar)
     large = [b for b in result["builds"] if b["num_edges"] >= 10**6 and "ns_core" in b]
     worst = max((b["ns_core"] for b in large), default=None)
@@ -80,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench plan", description=__doc__)
     parser.add_argument("--sizes", type=_numbers, help="edges, as 1000,1000000; rows: an eighth")
     parser.add_argument("--patterns", type=lambda text: text.split(","), default=list(PATTERNS))
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
     parser.add_argument("--json", type=Path, help="write the record here")
     return parser
 
@@ -88,19 +88,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def _median(call: Callable[[], Any]) -> float:
+def _median(call: Callable[[], Any], seconds: float) -> float:
     """Median seconds of a blocking call, after one that is not counted."""
     call()
     times: list[float] = []
     started = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - started < BLOCK_SECONDS and len(times) < 200):
+    while len(times) < 3 or (time.perf_counter() - started < seconds and len(times) < 200):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
 
-def _builds(pattern: str, edges: int, on_gpu: bool) -> dict[str, Any]:
+def _builds(pattern: str, edges: int, on_gpu: bool, seconds: float) -> dict[str, Any]:
     """Seconds of every way to sort the same ids."""
     import jax
     import jax.numpy as jnp
@@ -120,24 +120,28 @@ def _builds(pattern: str, edges: int, on_gpu: bool) -> dict[str, Any]:
     record: dict[str, Any] = {"pattern": pattern, "num_rows": rows, "num_edges": edges}
     try:
         with jax.default_device(cpu):
-            record["host_s"] = _median(lambda: built(ids))
-            record["host_int64_s"] = _median(lambda: built(wide))
+            record["host_s"] = _median(lambda: built(ids), seconds)
+            record["host_int64_s"] = _median(lambda: built(wide), seconds)
         if on_gpu:
-            record["with_upload_s"] = _median(lambda: built(ids))
+            record["with_upload_s"] = _median(lambda: built(ids), seconds)
         record["ns"] = record["host_s"] / edges * 1e9
         record["ns_core"] = record["ns"] * cores
-        record["numpy_argsort_s"] = _median(lambda: np.argsort(ids, kind="stable"))
+        record["numpy_argsort_s"] = _median(lambda: np.argsort(ids, kind="stable"), seconds)
         device_ids = jnp.asarray(ids)
         argsort = jax.jit(lambda ids: jnp.argsort(ids, stable=True))
-        record["device_argsort_s"] = _median(lambda: argsort(device_ids).block_until_ready())
+        record["device_argsort_s"] = _median(
+            lambda: argsort(device_ids).block_until_ready(), seconds
+        )
         traced = jax.jit(lambda ids: jax_index.make_plan(ids, rows, mode="drop"))
-        record["traced_plan_s"] = _median(lambda: traced(device_ids).perm.block_until_ready())
+        record["traced_plan_s"] = _median(
+            lambda: traced(device_ids).perm.block_until_ready(), seconds
+        )
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     return record
 
 
-def _lookups(edges: int) -> dict[str, Any]:
+def _lookups(edges: int, seconds: float) -> dict[str, Any]:
     """Seconds of an eager gather with a plan, and with raw ids that the cache knows."""
     import jax.numpy as jnp
 
@@ -152,7 +156,7 @@ def _lookups(edges: int) -> dict[str, Any]:
     for name, index in (("plan_s", plan), ("jax_ids_s", device_ids), ("numpy_ids_s", ids)):
         try:
             record[name] = _median(
-                lambda index=index: jax_index.gather(x, index).block_until_ready()
+                lambda index=index: jax_index.gather(x, index).block_until_ready(), seconds
             )
         except Exception as error:
             record["error"] = f"{type(error).__name__}: {str(error)[:300]}"

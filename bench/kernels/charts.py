@@ -141,7 +141,9 @@ def _peer_chart(result: Record) -> Any:
     points: dict[str, list[tuple[int, float]]] = {n: [] for n in names}
     order: list[Record] = []
     for op in dict.fromkeys(r["op"] for r in lines):
-        order += [r for r in lines if r["op"] == op and r["group"] != "scale"]
+        order += [
+            r for r in lines if r["op"] == op and r["group"] not in ("scale", "widths", "full")
+        ]
     for row, record in enumerate(order):
         for name in names:
             entry = record["times"].get(name, {})

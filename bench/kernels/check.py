@@ -64,4 +64,6 @@ def _sum_error(out: Any, sums: Any, sizes: Any, columns: Any) -> Any:
 @jax.jit
 def _gather_error(out: Any, x: Any, ids: Any) -> Any:
     want = x.at[ids].get(mode="promise_in_bounds")
-    return jnp.max(jnp.where(out == want, 0.0, jnp.abs((out - want).astype(jnp.float32)) + 1e-30))
+    difference = jnp.abs((out - want).astype(jnp.float32)) + 1e-30
+    difference = jnp.where(jnp.isnan(difference), jnp.inf, difference)
+    return jnp.max(jnp.where(out == want, 0.0, difference))

@@ -40,6 +40,8 @@ def print_report(console: Console, result: Record) -> None:
     )
     for group in dict.fromkeys(r["group"] for r in result["lines"]):
         console.print(_table(group, [r for r in result["lines"] if r["group"] == group]))
+    for sentence in failures(result["lines"]):
+        console.print(f"[red]failed[/red] {sentence}", soft_wrap=True)
     for case in result.get("cases", []):
         console.print(case_sentence(case))
     for verdict in result.get("verdicts", []):
@@ -73,10 +75,28 @@ def _table(group: str, records: list[Record]) -> Table:
     table.add_column("share of\nlimit", justify="right", no_wrap=True)
     for name in peers:
         table.add_column(TITLES[name].replace(" ", "\n", 1) + "\nus (times)", justify="right")
-    table.add_column("targets")
+    table.add_column("targets", no_wrap=True)
     for record in records:
         table.add_row(*_row(record, peers))
     return table
+
+
+def failures(records: list[Record]) -> list[str]:
+    """One sentence for every error text: its first line, where, and how often."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        title = line_title(record)
+        errors = [("", record["error"])] if "error" in record else []
+        errors += [
+            (TITLES[k] + ", ", e["error"]) for k, e in record["times"].items() if "error" in e
+        ]
+        for who, error in errors:
+            first = (error.splitlines() or ["unknown"])[0][:200]
+            found.setdefault(first, []).append(who + title)
+    return [
+        f"{places[0]}{f' and {len(places) - 1} more' if len(places) > 1 else ''}: {error}"
+        for error, places in found.items()
+    ]
 
 
 def line_title(record: Record) -> str:
@@ -100,9 +120,7 @@ def _row(record: Record, peers: list[str]) -> list[str]:
     title = line_title(record)
     own = record["times"].get(SUBJECT, {})
     if "error" in record:
-        return [title, "", "[red]failed[/red]", "", *("" for _ in peers), record["error"]]
-    if "skipped" in record:
-        return [title, "", "-", "", *("" for _ in peers), f"[dim]{record['skipped']}[/dim]"]
+        return [title, "", "[red]failed[/red]", "", *("" for _ in peers), ""]
     limit = record["limit"]
     marks = {k: number(limit[k]) for k in ("once", "no_reuse", "cache")}
     marks[limit["judged_by"]] = f"[bold]{marks[limit['judged_by']]}[/bold]"
@@ -111,7 +129,7 @@ def _row(record: Record, peers: list[str]) -> list[str]:
     cells = [title, " / ".join(marks.values()), shown, f"{own['share']:.0%}" if us else ""]
     cells += [_peer(record["times"].get(name, {}), us) for name in peers]
     verdicts = [verdict_text(v) for v in record.get("verdicts", [])]
-    return [*cells, own.get("error") or "  ".join(verdicts)]
+    return [*cells, "\n".join(verdicts)]
 
 
 def _peer(entry: Record, us: float | None) -> str:
