@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
 import os
 import time
@@ -34,20 +36,22 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser(grid, PEERS, DETERMINISTIC).parse_args(arguments)
     started = time.monotonic()
     on_gpu = jax.default_backend() == "gpu"
-    budget = options.budget or (float("inf") if options.full else 210.0 if on_gpu else 100.0)
+    budget = options.budget or (float("inf") if options.full else 170.0 if on_gpu else 85.0)
     real = {} if options.no_real else real_inputs.real_inputs()
     lines = _lines(options, grid, real, on_gpu)
     if options.list:
         for line in lines:
             print(f"{line.group:9s} {line.title}")
         return 0
+    machine = describe_machine()
+    machine["versions"] |= _versions("torch", "cupy-cuda13x", "cupy-cuda12x")
     console = Console()
     if not console.is_terminal:
         console.width = 180
     result: dict[str, Any] = {
         "benchmark": "ops",
         "device": {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind},
-        "machine": describe_machine(),
+        "machine": machine,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "arguments": list(arguments),
         "kernels": _kernels(),
@@ -63,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         ceilings, result["ceilings"] = measure_ceilings(on_gpu, "torch-add" in options.peers)
         bench = Bench(
             ceilings, [PEERS[name] for name in options.peers if name in PEERS], real,
-            on_gpu=on_gpu, seed=options.seed, seconds=options.seconds, graphs=not options.no_graphs,
+            on_gpu=on_gpu, seed=options.seed, seconds=options.seconds or (0.12 if on_gpu else 0.06),
+             graphs=not options.no_graphs,
         )  # fmt: skip
         for done, line in enumerate(lines):
             progress.update(bar, description=line.title, completed=done)
@@ -114,7 +119,7 @@ def _parser(grid: Any, peers: dict[str, Any], deterministic: str) -> argparse.Ar
     what.add_argument("--no-real", action="store_true", help="leave real inputs out")
     how = parser.add_argument_group("run")
     how.add_argument("--peers", type=_among(names), default=names, help=", ".join(names))
-    how.add_argument("--seconds", type=float, default=0.12, help="a peer and line")
+    how.add_argument("--seconds", type=float, help="a peer and line (GPU 0.12, CPU 0.06)")
     how.add_argument("--budget", type=float, help="seconds for all lines")
     how.add_argument("--seed", type=int, default=0)
     how.add_argument("--no-graphs", action="store_true", help="no CUDA graph replays")
@@ -142,9 +147,17 @@ def _lines(options: Any, grid: Any, real: dict[str, Any], on_gpu: bool) -> list[
             options.widths or [64],
             options.dtypes or ["float32"],
         )
-    names = list(real) if options.full else real_inputs.headline(list(real))
+    names = list(real) if options.full else real_inputs.headline(list(real), few=not on_gpu)
     lines = grid.default_lines(on_gpu, options.full, names)
     return [line for line in lines if not options.groups or line.group in options.groups]
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _kernels() -> dict[str, str]:

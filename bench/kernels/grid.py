@@ -82,16 +82,16 @@ def _cpu(full: bool, real: list[str]) -> Iterator[Line]:
     yield from _lines("scalar", FORWARD, ("uniform", "sorted"), narrow, (1,))
     yield from _lines("scalar", ("scatter_add",), ("one-row", "few-64"), narrow, (1,))
     yield from _lines("dtypes", ("scatter_add",), ("uniform",), narrow, (16,), list(DTYPES)[1:])
+    for elements in (10**3, 10**4, 10**5, 10**6, 10**7, *((10**8, 10**9) if full else ())):
+        yield from _lines("scale", FORWARD, ("uniform",), _scale(elements), (64,))
     yield from _lines("small", FORWARD, KIND, (13_000, 43_000), (64,))
     for name in real:
         width = 1 if name.startswith("spatter") else 64
         yield from _lines("real", FORWARD, (name,), (0, 0), (width,))
     yield from _lines("dtypes", ("gather",), ("uniform",), narrow, (16,), list(DTYPES)[1:])
-    for width in WIDTHS:
+    for width in WIDTHS if full else (2, 3, 8, 33, 256, 1000):
         size = _sized(width, 4, 2**25, 2**19)
         yield from _lines("widths", FORWARD, ("uniform",), size, (width,))
-    for elements in (10**3, 10**4, 10**5, 10**6, 10**7) + ((10**8, 10**9) if full else ()):
-        yield from _lines("scale", FORWARD, ("uniform",), _scale(elements), (64,))
     yield from _lines("gradient", list(OPS)[2:], ("uniform", "hub"), wide, (64,))
     yield from _lines("wide", FORWARD, ("one-row", "half", "one-edge-per-row"), wide, (64,))
     if full:

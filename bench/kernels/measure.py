@@ -20,8 +20,10 @@ from bench.kernels.timing import JaxCalls, graph_replay
 from bench.kernels.topology import Topology
 
 Record = dict[str, Any]
-ROTATE_BELOW = 5 * CACHE_RESIDENT  # operands rotate where the cache could hold part of them
-SMALL = 1.6 * CACHE_RESIDENT  # kernels this small may be shorter than their dispatch
+# Up to here operands rotate, for the cache could hold part of them, and times are the profiler's,
+# for kernels may be shorter than their dispatch.
+SMALL = 5 * CACHE_RESIDENT
+REPLAYED = ("small", "custom")  # groups whose small lines are also replayed as CUDA graphs
 KEPT_TOPOLOGIES = 6
 
 
@@ -87,7 +89,7 @@ class Bench:
             "num_rows": t.num_rows, "num_edges": t.num_edges, "sorted": t.is_sorted,
             "longest_row": t.longest_row, "limit": limit.record(), "limit_us": limit.judge,
         }  # fmt: skip
-        rotate = self.on_gpu and CACHE_RESIDENT < limit.working_set < ROTATE_BELOW
+        rotate = self.on_gpu and CACHE_RESIDENT < limit.working_set < SMALL
         inputs = Inputs(line, t, self.seed, copies=3 if rotate else 1)
         small = self.on_gpu and limit.working_set < SMALL
         record["cache_resident"] = self.on_gpu and limit.working_set < CACHE_RESIDENT
@@ -118,9 +120,11 @@ class Bench:
         prepared.result = None  # its buffer is given away by the first timed call
         found |= prepared.time(self.seconds).record()
         found["share"] = record["limit_us"] / found["us"]
-        if small and prepared.calls is not None:
+        # Profiled later, outside of this line's settings: float64 needs its own.
+        if small and prepared.calls is not None and line.dtype != "float64":
             self._small[name] = (record, peer.name, prepared.calls)
-        if small and peer.name == SUBJECT and self.graphs:
+        replayed = self.graphs and record["cache_resident"] and line.group in REPLAYED
+        if replayed and peer.name == SUBJECT:
             try:
                 fn, plan = prepared.fn, inputs.plan
                 found["graph"] = graph_replay(fn, inputs.operands[0], plan, self.seconds)

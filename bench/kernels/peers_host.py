@@ -47,7 +47,7 @@ def _scipy_csr(inputs: Inputs, name: str) -> Prepared:
         raise Skip(str(error)) from error
     y = inputs.host_operand()
     indptr = np.concatenate([[0], np.cumsum(t.degrees)]).astype(np.int32)
-    perm = np.argsort(t.ids, kind="stable").astype(np.int32)
+    perm = np.asarray(inputs.plan.perm)
     ones = np.ones(t.num_edges, y.dtype)
     matrix = csr_array((ones, perm, indptr), shape=(t.num_rows, t.num_edges))
     last: list[Any] = [matrix @ y]

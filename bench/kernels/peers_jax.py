@@ -83,23 +83,25 @@ def _jax_index(inputs: Inputs, name: str) -> Prepared:
 
 
 def _xla(inputs: Inputs, name: str) -> Prepared:
-    line = inputs.line
-    if jax.default_backend() == "gpu" and line.moves == "scatter":
-        half = line.dtype in ("bfloat16", "float16")
-        if half and inputs.topology.longest_row > CONTENDED_ROW:
-            raise Skip(
-                f"XLA sums {line.dtype} in a compare-and-swap loop: seconds a call where "
-                f"{inputs.topology.longest_row:,} edges share a row"
-            )
+    _refuse_contended(inputs)
     return _jax_peer("xla", inputs, name)
 
 
 def _xla_sorted(inputs: Inputs, name: str) -> Prepared:
     if not inputs.topology.is_sorted:
         raise Skip("ids are not sorted")
-    if jax.default_backend() == "gpu" and inputs.line.dtype in ("bfloat16", "float16"):
-        _xla(inputs, name)  # skips as the plain form does
+    _refuse_contended(inputs)
     return _jax_peer("xla-sorted", inputs, name)
+
+
+def _refuse_contended(inputs: Inputs) -> None:
+    line, longest = inputs.line, inputs.topology.longest_row
+    narrow = line.moves == "scatter" and line.dtype in ("bfloat16", "float16")
+    if jax.default_backend() == "gpu" and narrow and longest > CONTENDED_ROW:
+        raise Skip(
+            f"XLA sums {line.dtype} in a compare-and-swap loop: seconds a call where "
+            f"{longest:,} edges share a row"
+        )
 
 
 PEERS = (

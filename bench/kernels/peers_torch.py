@@ -68,7 +68,7 @@ def _time_cuda(call: Callable[[], Any], seconds: float) -> Timing:
     if one < GRAPH_BELOW:
         try:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 for _ in range(GRAPH_CALLS):
                     call()
             replays = max(1, int(seconds / REPEATS / max(one, 1e-6) / GRAPH_CALLS / 4))

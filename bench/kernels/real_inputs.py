@@ -45,8 +45,13 @@ def real_inputs(folder: Path | None = None) -> dict[str, Callable[[], Topology]]
     return found
 
 
-def headline(names: list[str]) -> list[str]:
+FEW = ("graph:ca-CondMat", "graph:pubmed", "road:ChicagoRegional", "spatter:amg-0")
+
+
+def headline(names: list[str], few: bool = False) -> list[str]:
     """The real inputs of a short run: every graph, roads of size, one trace of each program."""
+    if few:
+        return [n for n in names if n in FEW]
     small = ("road:Anaheim", "road:SiouxFalls")
     return [
         n for n in names if n not in small and (not n.startswith("spatter") or n.endswith("-0"))

@@ -53,13 +53,14 @@ def time_calls(
     one = time.perf_counter() - start
     if one > seconds:
         return Timing(one, 0.0, 1, method)
-    repeats = REPEATS if one * REPEATS < seconds else max(2, int(seconds / one))
-    start = time.perf_counter()
-    for _ in range(3):
-        call()
-    wait()
-    three = (time.perf_counter() - start) / 3
-    calls = max(1, min(int(seconds / repeats / max(three, 1e-7)), 2000))
+    repeats, calls = max(2, int(seconds / one)), 1
+    if repeats > REPEATS:
+        start = time.perf_counter()
+        for _ in range(3):
+            call()
+        wait()
+        three = (time.perf_counter() - start) / 3  # a call alone also pays for the wait
+        repeats, calls = REPEATS, max(1, min(int(seconds / REPEATS / max(three, 1e-7)), 2000))
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
