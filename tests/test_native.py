@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled parts: found, missing, broken or too new; and the pure-JAX lowering behind them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_index
+from jax_index import _native
+from jax_index.ops.convert import convert
+
+from . import cases, oracle
+
+NOT_USED = (
+    "jax_index.{name}: the compiled part is not used, because {reason}. The program uses the "
+    "pure-JAX lowering: slower, and its bits are not promised. "
+    "Set JAX_INDEX_REQUIRE_NATIVE=1 to make this an error."
+)
+
+
+def run(code, *options, **environment):
+    """Run code in a process of its own, on the CPU, with every warning an error."""
+    settings = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return subprocess.run(
+        [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def assert_silent(done):
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
+
+
+@pytest.mark.parametrize("platforms", [None, "cpu"])
+def test_import_is_silent_and_starts_no_back_end(platforms):
+    done = run(
+        """
+        import jax_index
+        from jax._src import xla_bridge
+        jax_index.backends()
+        assert not xla_bridge.backends_are_initialized()
+        """,
+        JAX_PLATFORMS=platforms,
+    )
+    assert_silent(done)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import jax; jax.devices(); import jax_index",
+        "import jax_index, jax; jax.config.update('jax_platforms', 'cpu')",
+    ],
+)
+def test_the_order_of_import_and_start_does_not_matter(start):
+    platforms = None if "config" in start else "cpu"
+    done = run(
+        f"""
+        {start}
+        import jax.numpy as jnp
+        out = jax.jit(lambda y: jax_index.scatter_add(y, [1, 1], num_rows=2))(jnp.ones(2))
+        assert out.tolist() == [0, 2]
+        """,
+        JAX_PLATFORMS=platforms,
+        # Changes nothing where the compiled part is there.
+        JAX_INDEX_REQUIRE_NATIVE="1" if _native.CPU.module else "0",
+    )
+    assert_silent(done)
+
+
+def test_a_missing_part_is_told_once_when_a_program_is_lowered():
+    text = NOT_USED.format(name="_cpu", reason="it was not built")
+    done = run(
+        f"""
+        import sys, warnings
+        sys.modules["jax_index._cpu"] = None
+        import jax_index, jax, jax.numpy as jnp
+        assert jax_index.backends()["cpu"] == "pure JAX (it was not built)"
+        plan = jax_index.make_plan([1, 1, 0], 2)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            assert jax_index.scatter_add(jnp.arange(3.0), plan).tolist() == [2, 1]
+            assert jax_index.gather(jnp.arange(2.0), plan).tolist() == [1, 1, 0]
+            jax.jit(lambda x: jax_index.index_add(x, plan, jnp.ones(3)))(jnp.ones(2))
+        assert [(w.category, str(w.message)) for w in found] == [(RuntimeWarning, {text!r})]
+        """
+    )
+    assert_silent(done)
+
+
+def test_a_missing_part_is_an_error_where_it_is_required():
+    text = NOT_USED.format(name="_cpu", reason="it was not built")
+    done = run(
+        f"""
+        import sys
+        sys.modules["jax_index._cpu"] = None
+        import jax_index, jax.numpy as jnp
+        plan = jax_index.make_plan([1, 1, 0], 2)
+        for call in (
+            lambda: jax_index.scatter_add(jnp.arange(3.0), plan),
+            lambda: jax_index.gather(jnp.arange(2.0), plan),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                assert str(error) == {text!r}, error
+            else:
+                raise SystemExit("nothing was raised")
+        """,
+        JAX_INDEX_REQUIRE_NATIVE="1",
+    )
+    assert_silent(done)
+
+
+def test_a_part_built_for_newer_headers_is_not_registered():
+    running = _native.runtime_api_version()
+    reason = _native.incompatible((running[0], running[1] + 1), running)
+    done = run(
+        f"""
+        import importlib.machinery, sys, types, warnings
+        newer = types.ModuleType("jax_index._cpu")
+        newer.__spec__ = importlib.machinery.ModuleSpec("jax_index._cpu", None)
+        newer.build_info = lambda: {{"ffi_api_version": ({running[0]}, {running[1] + 1})}}
+        newer.registrations = lambda: sys.exit("registered")
+        sys.modules["jax_index._cpu"] = newer
+        import jax_index, jax.numpy as jnp
+        assert jax_index.backends()["cpu"] == "pure JAX (" + {reason!r} + ")"
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            assert jax_index.gather(jnp.arange(2.0), [1, 1]).tolist() == [1, 1]
+        assert [str(w.message) for w in found] == [{NOT_USED.format(name="_cpu", reason=reason)!r}]
+        """
+    )
+    assert_silent(done)
+
+
+def test_which_versions_go_together():
+    for built, running in (((0, 1), (0, 1)), ((0, 1), (0, 5)), ((1, 0), (1, 3))):
+        assert _native.incompatible(built, running) == ""
+    for built, running in (((0, 4), (0, 3)), ((1, 0), (0, 9)), ((0, 9), (1, 0))):
+        assert _native.incompatible(built, running) == (
+            f"it was built for XLA FFI {built[0]}.{built[1]} and the running jaxlib speaks "
+            f"{running[0]}.{running[1]}; install jax_index again with `pip install .` (with build "
+            "isolation), or a newer jaxlib"
+        )
+
+
+def test_the_running_version_is_read_from_jaxlib(monkeypatch, tmp_path):
+    assert _native.runtime_api_version() >= (0, 1)
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 3\n#define XLA_FFI_API_MINOR 14\n")
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    assert _native.runtime_api_version() == (3, 14)
+    header.write_text("")
+    with pytest.raises(ImportError, match="does not state its FFI version"):
+        _native.runtime_api_version()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ImportError("libgcc_s.so.1: no such file"),
+            "it does not load (libgcc_s.so.1: no such file)",
+        ),
+        (
+            ModuleNotFoundError("No module named 'x'", name="x"),
+            "it does not load (No module named 'x')",
+        ),
+        (ModuleNotFoundError("gone", name="jax_index._cpu"), "it was not built"),
+    ],
+)
+def test_a_part_that_does_not_load_says_why(monkeypatch, error, reason):
+    import_module = importlib.import_module
+
+    def broken(name, *rest):
+        if name == "jax_index._cpu":
+            raise error
+        return import_module(name, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    native = _native._load("_cpu", "cpu")
+    assert native.module is None
+    assert native.reason == reason
+
+
+def test_backends_names_both_platforms():
+    found = jax_index.backends()
+    assert set(found) == {"cpu", "cuda"}
+    for text in found.values():
+        assert text.startswith(("kernels (", "pure JAX ("))
+        assert text.endswith(")")
+
+
+@pytest.mark.skipif(_native.CPU.module is None, reason="there is no compiled part to ask")
+def test_backends_describes_the_compiled_part():
+    info = _native.CPU.info
+    api = "{}.{}".format(*info["ffi_api_version"])
+    expected = f"kernels ({info['cpu_target']}, {info['compiler']}, XLA FFI {api})"
+    assert jax_index.backends()["cpu"] == expected
+    assert info["version"] == jax_index.__version__
+
+
+@pytest.mark.skipif(_native.CPU.module is None, reason="there is no compiled part to ask")
+def test_the_target_of_the_cpu_can_be_named():
+    code = "from jax_index import _native; print(_native.CPU.info['cpu_target'])"
+    assert run(code, JAX_INDEX_CPU_TARGET="portable").stdout == "portable\n"
+    # A name that means nothing changes nothing.
+    unset = "JAX_INDEX_CPU_TARGET" not in os.environ
+    if unset:
+        best = _native.CPU.info["cpu_target"]
+        assert run(code, JAX_INDEX_CPU_TARGET="abacus").stdout == f"{best}\n"
+
+
+def lowered(platform):
+    plan = jax_index.make_plan([1, 1, 0], 2)
+    program = jax.jit(lambda x: jax_index.scatter_add(jax_index.gather(x, plan), plan))
+    return program.trace(jnp.ones(2)).lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_lowering_for_a_gpu_from_any_machine(monkeypatch):
+    monkeypatch.setattr(_native, "_warned", set())
+    if _native.CUDA.module is not None:
+        assert lowered("cuda").count("@jax_index.") == 2
+        return
+    text = NOT_USED.format(name="_cuda", reason=_native.CUDA.reason)
+    with pytest.warns(RuntimeWarning) as found:
+        assert "@jax_index." not in lowered("cuda")
+    assert [str(w.message) for w in found] == [text]
+
+
+def test_lowering_for_a_platform_without_kernels_is_pure_jax():
+    for platform in ("tpu", "rocm"):
+        assert "@jax_index." not in lowered(platform)
+
+
+@pytest.fixture
+def pure_jax(monkeypatch, cpu):
+    """The CPU without its compiled part."""
+    monkeypatch.setattr(_native.CPU, "module", None)
+    jax.clear_caches()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+    jax.clear_caches()
+
+
+EXACT = [dtype for dtype in cases.SUMMABLE if dtype != "float8_e8m0fnu"]
+
+
+def exact(rng, shape, dtype):
+    """Numbers whose sums are exact in every type, and small enough for the narrowest."""
+    if dtype in cases.SUB_BYTE or dtype.startswith("uint"):
+        return cases.values(rng, shape, dtype)
+    scale = 0.5 if dtype in cases.FLOAT4 else 1
+    return (
+        (rng.integers(-1, 2, shape) * scale)
+        .astype("float64" if dtype != "complex64" else dtype)
+        .astype(dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+def test_the_pure_jax_lowering_is_right(pure_jax, rng, dtype):
+    ids, num_rows = np.array([4, 0, -1, 4, 2, 9, 4]), 5
+    with oracle.x64_for(dtype):
+        plan = jax_index.make_plan(ids, num_rows, mode="drop")
+        x = exact(rng, (num_rows, 2), dtype)
+        y = exact(rng, (ids.size, 2), dtype)
+        program = jax.jit(lambda v, p: jax_index.gather(v, p)).lower(x, plan).as_text()
+        assert "@jax_index." not in program
+        oracle.assert_same(jax_index.gather(jnp.asarray(x), plan), oracle.gather(x, ids))
+        oracle.assert_same(
+            jax_index.scatter_add(jnp.asarray(y), plan), oracle.scatter_add(y, ids, num_rows)
+        )
+        oracle.assert_same(
+            jax_index.index_add(jnp.asarray(x), plan, jnp.asarray(y)), oracle.index_add(x, y, ids)
+        )
+
+
+@pytest.mark.parametrize("dtype", [*cases.MOVABLE, "key"])
+def test_the_pure_jax_gather_of_every_type(pure_jax, rng, dtype):
+    ids = np.array([1, -1, 0, 1, 7])
+    if dtype == "key":
+        keys = jax.random.split(jax.random.key(0), 2)
+        out = jax_index.gather(keys, [1, 1, 0])
+        assert (jax.random.key_data(out) == jax.random.key_data(keys)[jnp.array([1, 1, 0])]).all()
+        return
+    with oracle.x64_for(dtype):
+        x = cases.values(rng, (2, 3), dtype)
+        for fill in (0, 1):
+            out = jax_index.gather(jnp.asarray(x), ids, mode="drop", fill_value=fill)
+            oracle.assert_same(out, oracle.gather(x, ids, fill=fill))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (3, 3)], ids=str)
+@pytest.mark.parametrize("width", [(), (0,), (2,)], ids=str)
+def test_the_pure_jax_lowering_of_empty_arrays(pure_jax, rng, shape, width):
+    m, n = shape
+    ids = np.full(m, -1) if n == 0 else rng.integers(0, n, m)
+    plan = jax_index.make_plan(ids, n, mode="drop")
+    x, y = exact(rng, (n, *width), "float32"), exact(rng, (m, *width), "float32")
+    oracle.assert_same(jax_index.gather(jnp.asarray(x), plan), oracle.gather(x, ids))
+    oracle.assert_same(jax_index.scatter_add(jnp.asarray(y), plan), oracle.scatter_add(y, ids, n))
+    oracle.assert_same(jax_index.index_add(jnp.asarray(x), plan, y), oracle.index_add(x, y, ids))
+
+
+def test_the_pure_jax_lowering_under_transformations(pure_jax, rng):
+    ids = rng.integers(-1, 6, (3, 7))
+    plans = [jax_index.make_plan(each, 5, mode="drop").generic for each in ids]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plans)
+    x = jnp.asarray(exact(rng, (3, 5, 2), "float32"))
+    y = jnp.asarray(exact(rng, (3, 7, 2), "float32"))
+    for k in range(3):
+        expected = oracle.scatter_add(y[k], ids[k], 5)
+        oracle.assert_same(jax.vmap(jax_index.scatter_add)(y, stacked)[k], expected)
+        alone = jax.vmap(jax_index.scatter_add, (None, 0))(y[0], stacked)[k]
+        oracle.assert_same(alone, oracle.scatter_add(y[0], ids[k], 5))
+        both = jax.vmap(jax_index.index_add, (None, 0, 1))(x[0], stacked, jnp.moveaxis(y, 0, 1))
+        oracle.assert_same(both[k], oracle.index_add(x[0], y[k], ids[k]))
+        out = jax_index.scatter_add(jnp.moveaxis(y[k], 0, 1), plans[k], axis=1)
+        oracle.assert_same(out.T, expected)
+        (slope,) = jax.vjp(lambda v, k=k: jax_index.gather(v, plans[k]), x[k])[1](y[k])
+        oracle.assert_same(slope, expected)
+    nested = jax.vmap(jax.vmap(jax_index.gather, (None, 0)), (0, None))(x, stacked)
+    oracle.assert_same(nested[2, 1], oracle.gather(x[2], ids[1]))
+    traced = jax.jit(lambda v, i: jax_index.scatter_add(v, i, num_rows=5))(y[0], ids[0])
+    oracle.assert_same(traced, oracle.scatter_add(y[0], ids[0], 5))
+
+
+def test_the_pure_jax_lowering_accumulates_wide_and_skips_what_is_dropped(pure_jax):
+    ones = jnp.ones(4096, jnp.float16)
+    plan = jax_index.make_plan(np.zeros(4096, int), 1)
+    assert jax_index.scatter_add(ones, plan).tolist() == [4096]
+    y = jnp.asarray([1.0, jnp.nan, 2.0])
+    assert jax_index.scatter_add(y, [0, -1, 0], num_rows=1, mode="drop").tolist() == [3]
+    garbage = jax.tree.map(lambda leaf: leaf * 0 - 7, plan.generic)
+    assert jax_index.scatter_add(ones, garbage).shape == (1,)
+    assert jax_index.gather(jnp.ones(1), garbage).tolist() == [0] * 4096
+
+
+def test_the_pure_jax_conversion(pure_jax):
+    x = jnp.asarray([0.0, 1.5, -3.0, 6.0])
+    for dtype in ("bfloat16", "float8_e5m2", "float4_e2m1fn", "complex64"):
+        out = convert(x, dtype)
+        oracle.assert_same(out, np.asarray(x).astype(dtype))
+        oracle.assert_same(convert(out, jnp.float32), np.asarray(x))
+    oracle.assert_same(convert(jnp.asarray([1, -2]).astype("int4"), jnp.int32), np.int32([1, -2]))
