@@ -77,8 +77,6 @@ class Source:
         published = None
         fit: Literal["roads", "demand", "nothing"] = "demand" if self.net else "roads"
         if self.net and self.trips:
-            if self.permute:
-                raise ValueError("--permute-nodes goes with generated demand, not with --trips.")
             demand = read_tntp_trips(self.trips, len(network.zones))
             published = read_tntp_flow(self.flow, network) if self.flow else None
             od_per_zone, fit = self.od_per_zone or DEFAULT_OD_PER_ZONE, "nothing"
