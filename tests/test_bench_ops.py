@@ -3,6 +3,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from bench import plan_build
-from bench.kernels import charts, check, cli, grid, patterns, real_inputs, targets
+from bench.kernels import charts, check, cli, grid, patterns, profile, real_inputs, targets
 from bench.kernels.limits import Ceilings, limit_of
 from bench.kernels.line import Inputs, Line
 from bench.kernels.measure import Bench
 from bench.kernels.peer import Peer
 from bench.kernels.peers import PEERS, SUBJECT
+from bench.kernels.timing import graph_replay
 from bench.kernels.topology import Topology, edge_sector_bytes, sector_bytes
 
 UNIT = Ceilings(read=1e12, write=1e12, copy=1e12, cache={4 * 2**20: 4e12, 32 * 2**20: 2e12})
@@ -172,6 +174,27 @@ def test_one_failing_peer_does_not_end_the_line():
     assert record["times"]["broken"] == {"error": "RuntimeError: no such kernel"}
     assert record["times"]["xla"]["accurate"]
     assert "error" in bench.run(Line("gather", "nowhere", 10, 40, 4))
+
+
+def test_kernel_times_are_those_of_streams():
+    def event(module, ns):
+        return SimpleNamespace(stats=[("hlo_module", module), (None, 1)], duration_ns=ns)
+
+    stream = SimpleNamespace(
+        name="Stream #7(Compute)", events=[event("jit_a", 5), event("jit_a", 7)]
+    )
+    stream.events.append(SimpleNamespace(stats=[], duration_ns=99))
+    derived = SimpleNamespace(name="XLA Ops", events=[event("jit_a", 12)])
+    plane = SimpleNamespace(lines=[stream, derived])
+    assert dict(profile.by_module([plane])) == {"jit_a": (12.0, 2)}
+
+
+def test_a_chain_keeps_every_call():
+    jax_index = pytest.importorskip("jax_index", reason="jax_index is not installed")
+    plan = jax_index.make_plan(np.arange(40) % 10, 10)
+    with jax.default_device(jax.devices("cpu")[0]):
+        found = graph_replay(jax_index.scatter_add, jnp.ones((40, 4)), plan, 0.02, length=5)
+    assert found["with_chain_us"] > 0
 
 
 def test_smallest_run_writes_a_record_and_charts(tmp_path, capsys):

@@ -126,7 +126,7 @@ def _limit_chart(result: Record) -> Any:
             shape = f" ({count(r['num_rows'])} rows, {count(r['num_edges'])} edges, {r['width']})"
         ax.set_title(f"{op}{shape}", fontsize=10)
         _bare(ax)
-    _legend(axes)
+    _legend(figure, axes)
     figure.suptitle(
         f"Share of the memory limit: every row once, at measured bandwidth\n{_where(result)}",
         fontsize=11,
@@ -187,7 +187,7 @@ def _scale_chart(result: Record) -> Any:
         return None
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
     for ax, (op, lines) in zip(axes, panels.items(), strict=True):
-        names = [n for n in TITLES if any("us" in r["times"].get(n, {}) for r in lines)]
+        names = [n for n in TITLES if sum("us" in r["times"].get(n, {}) for r in lines) > 1]
         for name in names:
             found = [
                 (r["num_edges"] * r["width"], r["times"][name]["us"])
@@ -203,22 +203,27 @@ def _scale_chart(result: Record) -> Any:
         ax.axvline(2**31, color=INK, lw=0.8, alpha=0.6)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("elements on the edge side (line: 2^31)")
+        ax.set_xlabel("elements on the edge side (line: 2³¹)")
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
         ax.set_title(f"{op}, uniform, rows of 64 float32, 8 edges a row", fontsize=10)
         ax.grid(color=INK, alpha=0.2, lw=0.6)
         _bare(ax)
     axes[0].set_ylabel("picoseconds an element")
-    _legend(axes)
+    _legend(figure, axes)
     figure.suptitle(f"Cost against size\n{_where(result)}", fontsize=11)
     return figure
 
 
-def _legend(axes: Iterable[Axes]) -> None:
+def _legend(figure: Any, axes: Iterable[Axes]) -> None:
+    """One legend for all panels, below them."""
+    first: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
-        first = dict(zip(labels, handles, strict=True))
-        ax.legend(first.values(), first.keys(), frameon=False, labelcolor=INK, fontsize=8.5)
+        first |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        first.values(), first.keys(), frameon=False, labelcolor=INK, fontsize=9,
+        loc="outside lower center", ncols=len(first),
+    )  # fmt: skip
 
 
 def _bare(ax: Axes) -> None:

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         "kernels": _kernels(),
         "lines": [],
         "cases": [],
-        "notes": _notes(on_gpu, real),
+        "notes": _notes(on_gpu, real, options.no_real),
     }
     with Progress(
         TextColumn("{task.description:58s}"), BarColumn(), MofNCompleteColumn(),
@@ -166,7 +166,9 @@ def _kernels() -> dict[str, str]:
     return jax_index.backends()
 
 
-def _notes(on_gpu: bool, real: dict[str, Any]) -> list[str]:
+def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
+    import jaxlib
+
     from bench.kernels.real_inputs import data_folder
 
     notes = [
@@ -176,14 +178,18 @@ def _notes(on_gpu: bool, real: dict[str, Any]) -> list[str]:
     if on_gpu:
         notes.append(
             "Kernels shorter than a dispatch: profiler's kernel time; torch as replays of a CUDA "
-            "graph. Working sets below 40 MB stay in the L2; up to 200 MB, operands rotate."
+            "graph. Working sets below 40 MB stay in the L2; up to 200 MB, operands rotate. XLA's "
+            f"figures are those of jaxlib {jaxlib.__version__}."
         )
     else:
         notes.append(
             "CPU results are written into reused buffers (donation), so that results above 32 MiB "
             "do not page-fault; SciPy allocates its own. XLA's deterministic flag concerns GPUs."
         )
-    if not real:
+    load = os.getloadavg()[0]
+    if load > 0.5 * len(os.sched_getaffinity(0)):
+        notes.append(f"The machine was busy: load {load:.1f} before the run. Times are unsure.")
+    if not real and not unwanted:
         notes.append(f"No real inputs in {data_folder()} (JAX_INDEX_DATA names the folder).")
     return notes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 
 from bench.kernels.line import Inputs
 from bench.kernels.peer import Peer, Prepared, Skip
@@ -17,6 +18,8 @@ from bench.kernels.timing import JaxCalls, jit_into, time_calls
 SUBJECT = "jax_index"
 # A row of so many edges makes a compare-and-swap loop take seconds a call.
 CONTENDED_ROW = 10_000
+# These versions sum float32 so as well.
+FLOAT32_LOOPS = (0, 10, 2) <= jaxlib.version.__version_info__ < (0, 11, 1)
 
 
 def xla_fn(op: str, num_rows: int, width: int, dtype: str, is_sorted: bool) -> Callable[..., Any]:
@@ -96,8 +99,10 @@ def _xla_sorted(inputs: Inputs, name: str) -> Prepared:
 
 def _refuse_contended(inputs: Inputs) -> None:
     line, longest = inputs.line, inputs.topology.longest_row
-    narrow = line.moves == "scatter" and line.dtype in ("bfloat16", "float16")
-    if jax.default_backend() == "gpu" and narrow and longest > CONTENDED_ROW:
+    loops = line.moves == "scatter" and (
+        line.dtype in ("bfloat16", "float16") or (line.dtype == "float32" and FLOAT32_LOOPS)
+    )
+    if jax.default_backend() == "gpu" and loops and longest > CONTENDED_ROW:
         raise Skip(
             f"XLA sums {line.dtype} in a compare-and-swap loop: seconds a call where "
             f"{longest:,} edges share a row"

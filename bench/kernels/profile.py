@@ -43,7 +43,7 @@ def kernel_microseconds(runners: dict[str, Calls]) -> dict[str, dict[str, float]
         if not files:
             raise RuntimeError("the profiler wrote no trace")
         planes = list(ProfileData.from_file(str(files[-1])).planes)
-        spent = _by_module([p for p in planes if p.name.startswith("/device:")])
+        spent = by_module([p for p in planes if p.name.startswith("/device:")])
     found = {}
     for name in runners:
         total, count = spent.get(f"jit_{name}", (0.0, 0))
@@ -52,7 +52,7 @@ def kernel_microseconds(runners: dict[str, Calls]) -> dict[str, dict[str, float]
     return found
 
 
-def _by_module(planes: Iterable[Any]) -> dict[str, tuple[float, int]]:
+def by_module(planes: Iterable[Any]) -> dict[str, tuple[float, int]]:
     """Nanoseconds and number of events of each HLO module, on the streams of devices.
 
     A plane also has derived lines ("XLA Modules", "XLA Ops") that repeat the streams' events.

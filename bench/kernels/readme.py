@@ -51,8 +51,8 @@ def caption(result: Record) -> str:
     return (
         f"{device}; {versions}; commit {machine.get('commit')}; {machine['time'][:10]}. Limit: "
         f"every row once at the bandwidths of the same run (read {ceilings['read'] / 1e12:.3g}, "
-        f"write {ceilings['write'] / 1e12:.3g} TB/s). In brackets: times ours; the best of a library's "
-        "forms is shown. float32 unless said."
+        f"write {ceilings['write'] / 1e12:.3g} TB/s). In brackets: times ours; the best of a "
+        "library's forms is shown. float32 unless said."
     )
 
 
