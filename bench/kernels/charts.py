@@ -17,7 +17,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # after the choice of a backend that needs no screen
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from bench.kernels.peers import SUBJECT, TITLES
 from bench.kernels.table import count
@@ -162,7 +162,9 @@ def _peer_chart(result: Record) -> Any:
     ax.set_ylim(len(order) - 0.4, -0.6)
     ax.set_xscale("log")
     values = [x for found in points.values() for _, x in found]
-    ax.set_xlim(min(0.5, min(values) / 1.3), max(values) * 1.3)
+    low, high = min(0.5, min(values) / 1.3), max(values) * 1.3
+    ax.set_xlim(low, high)
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}x"))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.grid(axis="x", color=INK, alpha=0.25, lw=0.6)
