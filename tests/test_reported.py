@@ -487,8 +487,6 @@ def clear_size_errors(device, rng):
             scatter_add(y, ids, num_rows=bad)
     with pytest.raises(TypeError, match=r"got a traced array .* mark the argument static"):
         jax.jit(lambda n: scatter_add(y, ids, num_rows=n))(2)
-    with pytest.raises(ValueError, match="num_rows must be given with raw ids"):
-        jax.jit(lambda i: scatter_add(y, i))(jnp.array(ids))
     with pytest.raises(TypeError, match="ids must be an integer array, got dtype float64"):
         scatter_add(y, [0.0, 1.0], num_rows=2)
     with pytest.raises(ValueError, match=r"y must be an array with 3 entries .* got shape \(2,\)"):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _cache, _check, _primitive, _storage
+from jax_index import _cache, _check, _fill, _primitive, _storage
 from jax_index._plan import GROUP, IndexPlan
 from jax_index.ops.convert import convert
 
@@ -121,51 +121,7 @@ def gather(
     plan = _cache.resolve(op, plan, mode, None if isinstance(plan, IndexPlan) else x.shape[axis])
     _check.rows(op, "x", x, axis, plan.num_rows, "the plan's num_rows")
     x, plan = _primitive.align_varying(x, plan)
-    return _gather_jit(x, plan, axis, _fill_words(op, fill_value, x.dtype))
-
-
-def _fill_words(op: str, value: Any, dtype: Any) -> tuple[int, int]:
-    """Return the bits of the fill element as two 64-bit words."""
-    if type(value) is int and value == 0 and _storage.has_zero(dtype):
-        return (0, 0)
-    expected = f"a scalar that {dtype} can hold"
-    fix = "Pass a Python or NumPy scalar of that dtype."
-    if isinstance(value, jax.core.Tracer) or np.ndim(value) != 0 or _storage.is_key(dtype):
-        fix = "Pass a Python or NumPy scalar: it is part of the program."
-        _check.fail(TypeError, op, "fill_value", expected, _check.describe(value), fix)
-    dtype = np.dtype(dtype)
-    given = np.asarray(value)
-    real = not jnp.issubdtype(dtype, jnp.complexfloating)
-    if given.dtype.kind not in "biufcV" or (real and given.dtype.kind == "c"):
-        _check.fail(TypeError, op, "fill_value", expected, _check.describe(value), fix)
-    exact = jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_
-    if exact:
-        low, high = (0, 1) if dtype == np.bool_ else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
-        number = given.item()
-        # NaN fails the comparison; what is compared is exact, floats too.
-        if not low <= number <= high or number != int(number):
-            _check.fail(ValueError, op, "fill_value", expected, repr(value), fix)
-        raw = int(number).to_bytes(8, "little", signed=int(number) < 0)[: dtype.itemsize]
-    else:
-        with np.errstate(all="ignore"):
-            stored = given.astype(dtype)
-        if not _holds(stored, given):
-            _check.fail(ValueError, op, "fill_value", expected, repr(value), fix)
-        raw = stored.tobytes()
-    raw = raw.ljust(16, b"\0")
-    return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
-
-
-def _holds(stored: np.ndarray, given: np.ndarray) -> bool:
-    """Whether `stored` is `given` but for rounding: no NaN and no infinity made or lost."""
-    if given == 0 and not _storage.has_zero(stored.dtype):
-        return True
-    if _storage.is_float4(stored.dtype):
-        return bool(abs(given.astype(np.float64)) <= jnp.finfo(stored.dtype).max)
-    kind = np.complex128 if stored.dtype.kind == "c" else np.float64
-    wide, exact = stored.astype(kind), given.astype(kind)
-    parts = ((wide.real, exact.real), (wide.imag, exact.imag))
-    return all(np.isnan(a) == np.isnan(b) and np.isinf(a) == np.isinf(b) for a, b in parts)
+    return _gather_jit(x, plan, axis, _fill.words(op, fill_value, x.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
