@@ -12,6 +12,7 @@ import numpy as np
 
 import jax_index
 from bench.kernels import check, patterns, profile
+from bench.kernels.line import random_normal
 from bench.kernels.peers_jax import xla_fn
 from bench.kernels.timing import JaxCalls, jit_into, time_calls
 
@@ -47,8 +48,8 @@ def _ours(y: Any, plan: Any) -> Any:
     return jax_index.scatter_add(y, plan)
 
 
-def _random(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
-    return jax.random.normal(jax.random.key(0), shape, dtype)
+def _random(*shape: int, dtype: str = "float32") -> jax.Array:
+    return random_normal(0, shape, dtype)
 
 
 def _half_not_slower(on_gpu: bool) -> Record:
@@ -57,7 +58,7 @@ def _half_not_slower(on_gpu: bool) -> Record:
     plan = jax_index.make_plan(topology.ids, n)
     shape = (m,) if width == 1 else (m, width)
     names = ("float32", "bfloat16", "float16")
-    jobs = {t: (_ours, _random(*shape, dtype=jnp.dtype(t)), plan) for t in names}
+    jobs = {t: (_ours, _random(*shape, dtype=t), plan) for t in names}
     errors = {}
     for name in names[1:]:
         reference = check.Reference("scatter", jobs[name][1], jnp.asarray(topology.ids), n)
