@@ -15,7 +15,11 @@
 #if defined(__CUDACC__)
 #define JI_HD __host__ __device__ __forceinline__
 #define JI_UNROLL _Pragma("unroll")
+// Unrolling beyond what the source says costs registers, and with them the threads that hide
+// latency.
+#define JI_NO_UNROLL _Pragma("unroll 1")
 #else
+#define JI_NO_UNROLL
 #define JI_HD inline __attribute__((always_inline))
 #define JI_UNROLL _Pragma("GCC unroll 16")
 #endif

@@ -17,23 +17,20 @@ struct Nest {
   i64 stride[kMaxLoops][Arrays] = {};  // in elements
 };
 
-template <int Arrays>
-struct Offsets {
-  i64 of[Arrays];
-};
-
 }  // namespace jax_index
 
 namespace jax_index::JI_TARGET {
 
+// Where a slice begins in one array. Each array is asked for when it is needed: offsets of all of
+// them would be carried through the loops of a kernel.
 template <int Arrays>
-JI_HD Offsets<Arrays> offsets(const Nest<Arrays>& nest, i64 slice) {
-  Offsets<Arrays> out = {};
-  for (int d = nest.rank - 1; d >= 0; --d) {
-    const i64 index = slice % nest.size[d];
-    slice /= nest.size[d];
-    JI_UNROLL
-    for (int k = 0; k < Arrays; ++k) out.of[k] += index * nest.stride[d][k];
+JI_HD i64 offset_of(const Nest<Arrays>& nest, i64 slice, int array) {
+  i64 out = 0;
+  if (nest.slices > 1) {
+    for (int d = nest.rank - 1; d >= 0; --d) {
+      out += slice % nest.size[d] * nest.stride[d][array];
+      slice /= nest.size[d];
+    }
   }
   return out;
 }

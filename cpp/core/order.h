@@ -37,6 +37,7 @@ JI_HD Value fold_chunk(i32 begin, i32 count, const Items& items) {
   using Fold = TileFold<Monoid, Value>;
   using Raw = decltype(items.fetch(0));
   Value acc = Fold::identity();
+  JI_NO_UNROLL
   for (i32 k = 0; k < count; k += InFlight) {
     i32 edge[InFlight];
     Raw raw[InFlight];
@@ -59,14 +60,34 @@ JI_HD Value fold_chunk(i32 begin, i32 count, const Items& items) {
 template <class Monoid, int InFlight, class Value, class Items>
 JI_HD Value fold_group(i32 begin, i32 count, const Items& items) {
   using Fold = TileFold<Monoid, Value>;
-  const i32 first = count < kChunk ? count : kChunk;
-  Value acc = fold_chunk<Monoid, InFlight, Value>(begin, first, items);
-  for (i32 k = kChunk; k < count; k += kChunk) {
+  Value acc = Fold::identity();
+  JI_NO_UNROLL
+  for (i32 k = 0; k < count; k += kChunk) {
     const i32 here = count - k < kChunk ? count - k : kChunk;
     acc = Fold::combine(acc, fold_chunk<Monoid, InFlight, Value>(begin + k, here, items));
   }
   return acc;
 }
+
+// The same two levels for items that arrive one by one.
+template <class Monoid, class Value>
+struct RunningFold {
+  using Fold = TileFold<Monoid, Value>;
+  Value total = Fold::identity();
+  Value chunk = Fold::identity();
+  i32 in_chunk = 0;
+
+  JI_HD void add(const Value& value) {
+    if (in_chunk == kChunk) {
+      total = Fold::combine(total, chunk);
+      chunk = Fold::identity();
+      in_chunk = 0;
+    }
+    chunk = Fold::combine(chunk, value);
+    ++in_chunk;
+  }
+  JI_HD Value finish() const { return Fold::combine(total, chunk); }
+};
 
 // Folds any number of items of one level, pushed in order, by as many levels as it takes.
 template <class Monoid, class Value>

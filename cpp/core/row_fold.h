@@ -37,21 +37,26 @@ namespace jax_index::JI_TARGET {
 template <class T>
 struct RowFoldSlice {
   using Bits = BitsOf<T>;
-  const Bits* edges;
-  const Bits* init;
-  Bits* out;
-  AccOf<T>* partials;
-  CsrView csr;
+  const RowFoldArgs& a;
+  i64 slice;
 
-  JI_HD RowFoldSlice(const RowFoldArgs& a, i64 slice) : csr(a.csr) {
-    const auto at = offsets(a.nest, slice);
-    edges = static_cast<const Bits*>(a.edges) + at.of[RowFoldArgs::kEdges];
-    init = static_cast<const Bits*>(a.init) + (a.init ? at.of[RowFoldArgs::kInit] : 0);
-    out = static_cast<Bits*>(a.out) + at.of[RowFoldArgs::kOut];
-    partials = static_cast<AccOf<T>*>(a.partials) + slice * a.num_partials * a.width;
-    csr.indptr += at.of[RowFoldArgs::kIndptr];
-    if (csr.perm) csr.perm += at.of[RowFoldArgs::kPerm];
-    csr.tasks += at.of[RowFoldArgs::kTasks];
+  JI_HD i64 at(int array) const { return offset_of(a.nest, slice, array); }
+  JI_HD const Bits* edges() const {
+    return static_cast<const Bits*>(a.edges) + at(RowFoldArgs::kEdges);
+  }
+  JI_HD const Bits* init() const {
+    return static_cast<const Bits*>(a.init) + at(RowFoldArgs::kInit);
+  }
+  JI_HD Bits* out() const { return static_cast<Bits*>(a.out) + at(RowFoldArgs::kOut); }
+  JI_HD AccOf<T>* partials() const {
+    return static_cast<AccOf<T>*>(a.partials) + slice * a.num_partials * a.width;
+  }
+  JI_HD CsrView csr() const {
+    CsrView csr = a.csr;
+    csr.indptr += at(RowFoldArgs::kIndptr);
+    if (csr.perm) csr.perm += at(RowFoldArgs::kPerm);
+    csr.tasks += at(RowFoldArgs::kTasks);
+    return csr;
   }
 };
 
@@ -59,14 +64,15 @@ struct RowFoldSlice {
 // type; a row with no edge then keeps its bits as stored, since decoding and encoding would quieten
 // a signalling NaN.
 template <class Monoid, class T, int L, int K>
-JI_HD void finish_row(const RowFoldArgs& a, const RowFoldSlice<T>& s, i64 row, i64 column,
+JI_HD void finish_row(const RowFoldSlice<T>& s, i64 row, i64 column,
                       const Tile<AccOf<T>, L, K>& value, bool empty) {
-  auto* to = s.out + row * a.out_pitch + column;
+  const RowFoldArgs& a = s.a;
+  auto* to = s.out() + row * a.out_pitch + column;
   if (a.init == nullptr) {
     store_tile<T, L, K>(to, value, a.mini);
     return;
   }
-  const auto* from = s.init + row * a.init_pitch + column;
+  const auto* from = s.init() + row * a.init_pitch + column;
   if (empty) {
     for (int k = 0; k < L * K; ++k) to[k] = from[k];
     return;

@@ -16,41 +16,27 @@ struct Cuda {
 template <int Accumulators>
 struct WideRows {
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
-  static constexpr int kLoads = 4;  // edges whose words a thread has on their way
+  static constexpr int kMinBlocks = Accumulators > 8 ? 8 : 12;
+  static constexpr int kLoads = 4;          // edges whose words a thread has on their way
+  static constexpr int kTaskBlocks = 1056;  // blocks that share the long rows, for each slice
 };
 
 // Rows of few words: a warp stages the words of its rows in shared memory.
 struct NarrowRows {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocks = 8;
-  static constexpr int kMaxLanes = 2;       // words of a row, at most
+  static constexpr int kMaxLanes = 2;       // words of a row, at most; one where ids are sorted
   static constexpr int kStageBytes = 4096;  // of a warp
   static constexpr int kLoads = 8;          // words that a thread has on their way
+  static constexpr int kTaskBlocks = 1056;
 };
 
-// Long rows of one word of at most kMaxWord bytes: a warp stages a task.
-struct NarrowTasks {
-  static constexpr int kThreads = 128;
-  static constexpr int kLoads = 8;
-  static constexpr int kBlocks = 1056;
-  static constexpr int kMaxWord = 4;
-};
-
-// Other long rows: a block folds the chunks of one or more tasks side by side.
-struct LongRows {
-  static constexpr int kThreads = 256;
-  static constexpr int kMaxLanes = 16;  // lanes of a row that one block takes
-  static constexpr int kLoads = 4;
-  static constexpr int kBlocks = 1056;  // that share the list of tasks, for each slice
-};
-
-// Rows whose tasks left partials: a block folds those of one row, some columns of it.
+// Rows whose tasks left partials. Few partials: a thread folds them; more: a block.
 struct Partials {
-  static constexpr int kThreads = 512;
-  static constexpr int kMaxLanes = 16;
+  static constexpr int kThreads = 256;
+  static constexpr int kColumns = 8;    // that one block takes
+  static constexpr int kResults = 512;  // chunk results of a column that it keeps
   static constexpr int kLoads = 8;
-  static constexpr int kBlocks = 132;
 };
 
 // Gather by edge: a thread copies one word of kEdges edges.

@@ -4,7 +4,6 @@
 // chunk results, which are folded in order.
 #pragma once
 
-#include "launch/row_fold_long.cuh"
 #include "launch/row_fold_narrow.cuh"
 #include "launch/row_fold_wide.cuh"
 
@@ -12,24 +11,14 @@ namespace jax_index::JI_TARGET {
 
 template <class Monoid, class T, int N>
 void launch_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
-  const bool tasks = !a.no_long_row && a.csr.num_tasks > 0;
-  if (tasks) {
-    if constexpr (N * sizeof(BitsOf<T>) <= NarrowTasks::kMaxWord) {
-      if (a.width == N) {
-        launch_narrow_tasks<Monoid, T, N>(cuda, a);
-      } else {
-        launch_tasks<Monoid, T, N>(cuda, a);
-      }
-    } else {
-      launch_tasks<Monoid, T, N>(cuda, a);
-    }
-  }
-  if (a.width / N <= NarrowRows::kMaxLanes) {
+  // Sorted scalars are read in order anyhow: a thread for each row is the faster way.
+  const bool scalars = a.width == 1 && a.csr.perm == nullptr;
+  if (a.width / N <= NarrowRows::kMaxLanes && !scalars) {
     launch_narrow<Monoid, T, N>(cuda, a);
   } else {
     launch_wide<Monoid, T, N>(cuda, a);
   }
-  if (tasks) launch_partials<Monoid, T, 1>(cuda, a);
+  if (!a.no_long_row && a.num_partials > 0) launch_partials<Monoid, T>(cuda, a);
 }
 
 // The most elements, among the listed numbers, that a thread may own: every distance and address is

@@ -47,17 +47,17 @@ struct RowFoldCpu {
   template <class Shape>
   struct Items {
     const RowFoldArgs& a;
-    const RowFoldSlice<T>& s;
-    i64 column;
+    const CsrView& csr;
+    const BitsOf<T>* edges;  // from the tile's first column on
     i64 end;
 
-    const BitsOf<T>* at(i64 edge) const { return s.edges + edge * a.edge_pitch + column; }
+    const BitsOf<T>* at(i64 edge) const { return edges + edge * a.edge_pitch; }
     i32 index(i32 p) const {
-      if (s.csr.perm && (i64)p + 8 < end) {
-        const i32 ahead = edge_at(s.csr, p + 8);
+      if (csr.perm && (i64)p + 8 < end) {
+        const i32 ahead = edge_at(csr, p + 8);
         if (ahead >= 0) JI_PREFETCH(at(ahead));
       }
-      return edge_at(s.csr, p);
+      return edge_at(csr, p);
     }
     bool there(i32 edge) const { return edge >= 0; }
     auto fetch(i32 edge) const { return load_raw<T, Shape::kLanes, Shape::kParts>(at(edge)); }
@@ -67,44 +67,50 @@ struct RowFoldCpu {
   };
 
   template <class Shape>
-  JI_HD auto fold(const RowFoldSlice<T>& s, RowRange edges, i64 column) const {
+  JI_HD auto fold(const CsrView& csr, const BitsOf<T>* data, RowRange edges, i64 column) const {
     return fold_group<Monoid, 1, typename Shape::Value>(
-        edges.begin, edges.count, Items<Shape>{a, s, column, (i64)edges.begin + edges.count});
+        edges.begin, edges.count,
+        Items<Shape>{a, csr, data + column, (i64)edges.begin + edges.count});
   }
 
   void rows(const RowFoldSlice<T>& s, i64 first, i64 last) const {
+    const CsrView csr = s.csr();
+    const BitsOf<T>* data = s.edges();
     for (i64 row = first; row < last; ++row) {
-      const RowRange edges = row_range(s.csr, row);
+      const RowRange edges = row_range(csr, row);
       const bool empty = edges.count == 0;
       if (!a.no_long_row && edges.count > kLongRow) continue;
       for_each_tile<A>(a.width, [&](auto shape, i64 column) {
-        finish_row<Monoid, T>(a, s, row, column, fold<decltype(shape)>(s, edges, column), empty);
+        finish_row<Monoid, T>(s, row, column, fold<decltype(shape)>(csr, data, edges, column),
+                              empty);
       });
     }
   }
 
   void task(const RowFoldSlice<T>& s, i64 t) const {
-    const Task task = task_at(s.csr, t);
+    const CsrView csr = s.csr();
+    const Task task = task_at(csr, t);
     if (task.row < 0 || (!task.whole && t >= a.num_partials)) return;
     for_each_tile<A>(a.width, [&](auto shape, i64 column) {
-      const auto value = fold<decltype(shape)>(s, task.edges, column);
+      const auto value = fold<decltype(shape)>(csr, s.edges(), task.edges, column);
       if (task.whole) {
-        finish_row<Monoid, T>(a, s, task.row, column, value, false);
+        finish_row<Monoid, T>(s, task.row, column, value, false);
       } else {
-        store_partial(s.partials + t * a.width + column, value);
+        store_partial(s.partials() + t * a.width + column, value);
       }
     });
   }
 
   void partials(const RowFoldSlice<T>& s, i64 t) const {
-    const Task task = task_at(s.csr, t);
+    const Task task = task_at(s.csr(), t);
     if (task.row < 0 || task.whole || task.groups == 0 || t + task.groups > a.num_partials) return;
     for_each_tile<A>(a.width, [&](auto shape, i64 column) {
       using Shape = decltype(shape);
       TreeFold<Monoid, typename Shape::Value> tree;
       for (i64 g = t; g < t + task.groups; ++g)
-        tree.push(load_partial<A, Shape::kLanes, Shape::kParts>(s.partials + g * a.width + column));
-      finish_row<Monoid, T>(a, s, task.row, column, tree.finish(), false);
+        tree.push(
+            load_partial<A, Shape::kLanes, Shape::kParts>(s.partials() + g * a.width + column));
+      finish_row<Monoid, T>(s, task.row, column, tree.finish(), false);
     });
   }
 
@@ -135,21 +141,21 @@ struct RowFoldCpu {
     const Cpu& device = bytes < kSerialBytes ? serial : cpu;
     const i64 units = tasks + blocks;
     for_each_block(device, slices * units, [&](i64 unit) {
-      const RowFoldSlice<T> s(a, unit / units);
+      const RowFoldSlice<T> s{a, unit / units};
       const i64 k = unit % units;
       if (k < tasks) {
         task(s, k);
       } else {
         // Neighbouring blocks compute the shared boundary alike; the last one ends at num_rows.
         const i64 b = k - tasks;
-        const i64 first = b == 0 ? 0 : split(s.csr, b * goal);
-        const i64 last = b + 1 == blocks ? s.csr.num_rows : split(s.csr, (b + 1) * goal);
+        const i64 first = b == 0 ? 0 : split(s.csr(), b * goal);
+        const i64 last = b + 1 == blocks ? a.csr.num_rows : split(s.csr(), (b + 1) * goal);
         rows(s, first, last);
       }
     });
     const i64 giants = tasks < a.num_partials ? tasks : a.num_partials;
     for_each_block(device, slices * giants,
-                   [&](i64 unit) { partials(RowFoldSlice<T>(a, unit / giants), unit % giants); });
+                   [&](i64 unit) { partials(RowFoldSlice<T>{a, unit / giants}, unit % giants); });
   }
 
   // Tasks are packed at the front; over a batch of plans the longest list counts.

@@ -1,40 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short rows of few words. The edges of neighbouring rows are neighbours in the CSR: a warp copies
-// their words to shared memory with all its lanes, then each thread folds its row from there, in
-// order. Rows that cross a stage keep their fold in registers.
+// Rows of few words. The edges of neighbouring rows are neighbours in the CSR: a warp copies their
+// words to shared memory with all its lanes, then each thread folds its row from there, in order.
+// Rows that cross a stage keep their fold in registers. The first blocks take the tasks of long
+// rows.
 #pragma once
 
-#include "core/row_fold.h"
-#include "launch/cuda.cuh"
+#include "launch/row_fold_tasks.cuh"
 
 namespace jax_index::JI_TARGET {
 
 struct NarrowGrid {
-  i64 row_blocks;  // rows that one warp takes are one block of rows
+  TaskGrid tasks;
+  bool staged_tasks;  // a warp stages a task; else blocks fold tasks
+  i64 row_blocks;     // rows that one warp takes are one block of rows
   i64 warps;
   i64 first_block;
   int lanes;      // words of a row
   int rows_here;  // rows of a warp
-};
-
-// Two levels of a fold that is continued piece by piece.
-template <class Monoid, class Value>
-struct RunningFold {
-  using Fold = TileFold<Monoid, Value>;
-  Value total = Fold::identity();
-  Value chunk = Fold::identity();
-  i32 in_chunk = 0;
-
-  __device__ __forceinline__ void add(const Value& value) {
-    if (in_chunk == kChunk) {
-      total = Fold::combine(total, chunk);
-      chunk = Fold::identity();
-      in_chunk = 0;
-    }
-    chunk = Fold::combine(chunk, value);
-    ++in_chunk;
-  }
-  __device__ __forceinline__ Value finish() const { return Fold::combine(total, chunk); }
 };
 
 // Copies a word to shared memory; where the hardware can, without passing through registers.
@@ -61,8 +43,9 @@ __device__ __forceinline__ void wait_for_stage() {
 // Padded: one word of padding behind every kChunk words, so that threads that read 32 words apart
 // do not meet on one bank.
 template <class Monoid, class T, int N, int Loads, bool Permuted, bool Padded>
-__device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const RowFoldSlice<T>& s, i32 at,
-                                            i32 count, u32 lanes, RawTile<T, 1, N>* stage) {
+__device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const i32* perm,
+                                            const BitsOf<T>* data, i32 at, i32 count, u32 lanes,
+                                            RawTile<T, 1, N>* stage) {
   const u32 words = (u32)count * lanes;
   for (u32 w = threadIdx.x % 32; w < words; w += 32 * Loads) {
     i32 edge[Loads];
@@ -71,7 +54,7 @@ __device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const RowFoldS
       const u32 k = w + 32 * u;
       const i32 p = at + (i32)(lanes == 1 ? k : k / lanes);
       edge[u] = -1;
-      if (k < words) edge[u] = Permuted ? __ldg(s.csr.perm + p) : p;
+      if (k < words) edge[u] = Permuted ? __ldg(perm + p) : p;
     }
     JI_UNROLL
     for (int u = 0; u < Loads; ++u) {
@@ -79,7 +62,7 @@ __device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const RowFoldS
       const u32 c = lanes == 1 ? 0 : k % lanes;
       auto* to = stage + (Padded ? k + k / kChunk : k);
       if ((u32)edge[u] < (u32)a.csr.num_edges) {
-        stage_word(to, s.edges + edge[u] * a.edge_pitch + c * N);
+        stage_word(to, data + edge[u] * a.edge_pitch + c * N);
       } else if (k < words) {
         // An edge that is not there folds nothing: the identity, as it is stored.
         BitsOf<T> none[N];
@@ -93,30 +76,85 @@ __device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const RowFoldS
   __syncwarp();
 }
 
+// A task of a row of one small word: a warp stages it, each thread folds one chunk of it.
+template <class Policy, class Monoid, class T, int N, bool Permuted>
+__device__ __forceinline__ void fold_staged_tasks(const RowFoldArgs& a, const TaskGrid& g,
+                                                  i64 block, RawTile<T, 1, N>* stage) {
+  using Value = Tile<AccOf<T>, 1, N>;
+  using Fold = TileFold<Monoid, Value>;
+  constexpr int kWarps = Policy::kThreads / 32;
+  const RowFoldSlice<T> s{a, block / g.per_slice};
+  const CsrView csr = s.csr();
+  const BitsOf<T>* data = s.edges();
+  const int thread = threadIdx.x % 32;
+  for (i64 t = block % g.per_slice * kWarps + threadIdx.x / 32; t < csr.num_tasks;
+       t += g.per_slice * kWarps) {
+    if (csr.tasks[2 * t] < 0) return;
+    const Task task = task_at(csr, t);
+    stage_edges<Monoid, T, N, Policy::kLoads, Permuted, true>(a, csr.perm, data, task.edges.begin,
+                                                              task.edges.count, 1, stage);
+    const i32 left = task.edges.count - thread * kChunk;
+    Value chunk = Fold::identity();
+    for (i32 k = 0; k < (left < kChunk ? left : kChunk); ++k)
+      chunk = Fold::combine(chunk, widen<T, 1, N>(stage[thread * (kChunk + 1) + k], a.mini));
+    // Every thread folds the chunk results in order; the first one writes.
+    Value value = Fold::identity();
+    for (int c = 0; c < kChunk; ++c)
+      value = Fold::combine(value, tile_map<AccOf<T>>(chunk, [&](AccOf<T> part) {
+                              return __shfl_sync(~0u, part, c);
+                            }));
+    if (thread == 0 && task.row >= 0) {
+      if (task.whole) {
+        finish_row<Monoid, T>(s, task.row, 0, value, task.edges.count == 0);
+      } else if (t < a.num_partials) {
+        store_partial(s.partials() + t * a.width, value);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <class Policy, class Monoid, class T, int N>
+constexpr bool kStagesTasks =
+    N * sizeof(BitsOf<T>) * (kGroup + kChunk) <= (size_t)Policy::kStageBytes + 256;
+
 template <class Policy, class Monoid, class T, int N, bool Permuted>
 __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void narrow_kernel(
     const __grid_constant__ RowFoldArgs a, const __grid_constant__ NarrowGrid g) {
   using Value = Tile<AccOf<T>, 1, N>;
   using Word = RawTile<T, 1, N>;
+  constexpr int kWarps = Policy::kThreads / 32;
   constexpr int kStage = Policy::kStageBytes / (int)sizeof(Word);
-  __shared__ Word stages[Policy::kThreads / 32][kStage];
-  Word* stage = stages[threadIdx.x / 32];
-  const u32 thread = threadIdx.x % 32;
-  i64 row_block = (g.first_block + blockIdx.x) * (Policy::kThreads / 32) + threadIdx.x / 32;
+  // Room for a stage of every warp, its padding included, or for the chunk results of a block.
+  __shared__ __align__(16) unsigned char shared[kWarps * (Policy::kStageBytes + 256)];
+  Word* stage = reinterpret_cast<Word*>(shared + threadIdx.x / 32 * (Policy::kStageBytes + 256));
+  i64 row_block = g.first_block + blockIdx.x - g.tasks.blocks;
+  if (row_block < 0) {
+    row_block += g.tasks.blocks;
+    if constexpr (kStagesTasks<Policy, Monoid, T, N>) {
+      if (g.staged_tasks)
+        return fold_staged_tasks<Policy, Monoid, T, N, Permuted>(a, g.tasks, row_block, stage);
+    }
+    return fold_tasks<Policy, Monoid, T, N, Permuted>(a, g.tasks, row_block, shared);
+  }
+  row_block = row_block * kWarps + threadIdx.x / 32;
   if (row_block >= g.warps) return;
   i64 slice = 0;
   if (a.nest.slices > 1) {
     slice = row_block / g.row_blocks;
     row_block %= g.row_blocks;
   }
-  const RowFoldSlice<T> s(a, slice);
+  const RowFoldSlice<T> s{a, slice};
+  const CsrView csr = s.csr();
+  const BitsOf<T>* data = s.edges();
+  const u32 thread = threadIdx.x % 32;
   const u32 lanes = (u32)g.lanes;
   const u32 local = thread / lanes;
   const u32 lane = thread % lanes;
   const i64 row = row_block * g.rows_here + local;
   const bool mine = local < (u32)g.rows_here && row < a.csr.num_rows;
   RowRange edges = {0, 0};
-  if (mine) edges = row_range(s.csr, row);
+  if (mine) edges = row_range(csr, row);
   const bool is_long = !a.no_long_row && edges.count > kLongRow;
   RunningFold<Monoid, Value> fold;
 
@@ -135,7 +173,8 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void narrow_k
     for (i32 done = 0; done < end - begin; done += edges_here) {
       const i32 at = begin + done;
       const i32 count = end - at < edges_here ? end - at : edges_here;
-      stage_edges<Monoid, T, N, Policy::kLoads, Permuted, false>(a, s, at, count, lanes, stage);
+      stage_edges<Monoid, T, N, Policy::kLoads, Permuted, false>(a, csr.perm, data, at, count,
+                                                                 lanes, stage);
       if (in_run) {
         const i32 from = edges.begin > at ? edges.begin - at : 0;
         const i32 rest = edges.begin + edges.count - at;
@@ -146,7 +185,7 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void narrow_k
       __syncwarp();
     }
   }
-  if (mine && !is_long) finish_row<Monoid, T>(a, s, row, lane * N, fold.finish(), edges.count == 0);
+  if (mine && !is_long) finish_row<Monoid, T>(s, row, lane * N, fold.finish(), edges.count == 0);
 }
 
 template <class Monoid, class T, int N, class Policy = NarrowRows>
@@ -154,10 +193,12 @@ void launch_narrow(const Cuda& cuda, const RowFoldArgs& a) {
   constexpr int kWarps = Policy::kThreads / 32;
   NarrowGrid g = {};
   g.lanes = (int)(a.width / N);
+  g.tasks = task_grid<Policy, Tile<AccOf<T>, 1, N>>(a, g.lanes);
+  g.staged_tasks = kStagesTasks<Policy, Monoid, T, N> && g.lanes == 1;
   g.rows_here = 32 / g.lanes;
   g.row_blocks = ceil_div(a.csr.num_rows, g.rows_here);
   g.warps = a.nest.slices * g.row_blocks;
-  for_each_grid(ceil_div(g.warps, kWarps), [&](i64 first, unsigned grid) {
+  for_each_grid(g.tasks.blocks + ceil_div(g.warps, kWarps), [&](i64 first, unsigned grid) {
     g.first_block = first;
     if (a.csr.perm) {
       narrow_kernel<Policy, Monoid, T, N, true><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
@@ -165,60 +206,6 @@ void launch_narrow(const Cuda& cuda, const RowFoldArgs& a) {
       narrow_kernel<Policy, Monoid, T, N, false><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
     }
   });
-}
-
-// Tasks of rows of one small word: a warp stages one task, each thread folds one chunk of it.
-template <class Policy, class Monoid, class T, int N, bool Permuted>
-__global__ __launch_bounds__(Policy::kThreads) void narrow_task_kernel(
-    const __grid_constant__ RowFoldArgs a, i64 warps_per_slice) {
-  using Value = Tile<AccOf<T>, 1, N>;
-  using Fold = TileFold<Monoid, Value>;
-  using Word = RawTile<T, 1, N>;
-  __shared__ Word stages[Policy::kThreads / 32][kGroup + kChunk];
-  Word* stage = stages[threadIdx.x / 32];
-  const int thread = threadIdx.x % 32;
-  const i64 warp = (i64)blockIdx.x * (Policy::kThreads / 32) + threadIdx.x / 32;
-  if (warp >= warps_per_slice * a.nest.slices) return;
-  const RowFoldSlice<T> s(a, warp / warps_per_slice);
-  for (i64 t = warp % warps_per_slice; t < s.csr.num_tasks; t += warps_per_slice) {
-    if (s.csr.tasks[2 * t] < 0) return;
-    const Task task = task_at(s.csr, t);
-    stage_edges<Monoid, T, N, Policy::kLoads, Permuted, true>(a, s, task.edges.begin,
-                                                              task.edges.count, 1, stage);
-    const i32 left = task.edges.count - thread * kChunk;
-    Value chunk = Fold::identity();
-    for (i32 k = 0; k < (left < kChunk ? left : kChunk); ++k)
-      chunk = Fold::combine(chunk, widen<T, 1, N>(stage[thread * (kChunk + 1) + k], a.mini));
-    // Every thread folds the chunk results in order; the first one writes.
-    Value value = Fold::identity();
-    for (int c = 0; c < kChunk; ++c)
-      value = Fold::combine(value, tile_map<AccOf<T>>(chunk, [&](AccOf<T> part) {
-                              return __shfl_sync(~0u, part, c);
-                            }));
-    if (thread == 0) {
-      if (task.whole) {
-        finish_row<Monoid, T>(a, s, task.row, 0, value, task.edges.count == 0);
-      } else if (t < a.num_partials) {
-        store_partial(s.partials + t * a.width, value);
-      }
-    }
-    __syncwarp();
-  }
-}
-
-template <class Monoid, class T, int N, class Policy = NarrowTasks>
-void launch_narrow_tasks(const Cuda& cuda, const RowFoldArgs& a) {
-  constexpr int kWarps = Policy::kThreads / 32;
-  const i64 most = (i64)Policy::kBlocks * kWarps;
-  const i64 warps = a.csr.num_tasks < most ? a.csr.num_tasks : most;
-  const unsigned grid = (unsigned)ceil_div(a.nest.slices * warps, kWarps);
-  if (a.csr.perm) {
-    narrow_task_kernel<Policy, Monoid, T, N, true>
-        <<<grid, Policy::kThreads, 0, cuda.stream>>>(a, warps);
-  } else {
-    narrow_task_kernel<Policy, Monoid, T, N, false>
-        <<<grid, Policy::kThreads, 0, cuda.stream>>>(a, warps);
-  }
 }
 
 }  // namespace jax_index::JI_TARGET

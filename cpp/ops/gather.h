@@ -31,25 +31,19 @@ struct GatherArgs {
 namespace jax_index::JI_TARGET {
 
 struct GatherSlice {
-  const u8* x;
-  const i32* ids;
-  u8* out;
-  CsrView csr;
+  const GatherArgs& a;
+  i64 slice;
 
-  JI_HD GatherSlice(const GatherArgs& a, i64 slice) : csr(a.csr) {
-    const auto at = offsets(a.nest, slice);
-    x = static_cast<const u8*>(a.x) + at.of[GatherArgs::kX];
-    ids = a.ids + at.of[GatherArgs::kIds];
-    out = static_cast<u8*>(a.out) + at.of[GatherArgs::kOut];
-    csr.indptr += at.of[GatherArgs::kIndptr];
-    if (csr.perm) csr.perm += at.of[GatherArgs::kPerm];
-    csr.tasks += at.of[GatherArgs::kTasks];
-  }
-
-  // Where edge e reads from, or null for the fill value.
-  JI_HD const u8* source(const GatherArgs& a, i64 e) const {
-    const i64 id = ids[e];
-    return (u64)id < (u64)a.csr.num_rows ? x + id * a.x_pitch : nullptr;
+  JI_HD i64 at(int array) const { return offset_of(a.nest, slice, array); }
+  JI_HD const u8* x() const { return static_cast<const u8*>(a.x) + at(GatherArgs::kX); }
+  JI_HD const i32* ids() const { return a.ids + at(GatherArgs::kIds); }
+  JI_HD u8* out() const { return static_cast<u8*>(a.out) + at(GatherArgs::kOut); }
+  JI_HD CsrView csr() const {
+    CsrView csr = a.csr;
+    csr.indptr += at(GatherArgs::kIndptr);
+    if (csr.perm) csr.perm += at(GatherArgs::kPerm);
+    csr.tasks += at(GatherArgs::kTasks);
+    return csr;
   }
 };
 

@@ -35,19 +35,22 @@ __global__ __launch_bounds__(GatherEdges::kThreads, GatherEdges::kMinBlocks) voi
   }
   const i64 lane = lane_block * g.lanes_here + threadIdx.x % (u32)g.lanes_here;
   if (local >= (u32)g.edges_here || lane >= g.lanes) return;
-  const GatherSlice s(a, slice);
+  const GatherSlice s{a, slice};
+  const i32* ids = s.ids();
+  const u8* x = s.x();
+  u8* out = s.out();
   const i64 first = edge_block * g.edges_here * kEdges + local;
   i32 id[kEdges];
   Word word[kEdges];
   JI_UNROLL
   for (int k = 0; k < kEdges; ++k) {
     const i64 e = first + (i64)k * g.edges_here;
-    id[k] = e < a.csr.num_edges ? load_once<i32>(s.ids + e) : -1;
+    id[k] = e < a.csr.num_edges ? load_once<i32>(ids + e) : -1;
   }
   JI_UNROLL
   for (int k = 0; k < kEdges; ++k) {
     if ((u32)id[k] < (u32)a.csr.num_rows) {
-      word[k] = load_word<Word>(s.x + id[k] * a.x_pitch + lane * Bytes);
+      word[k] = load_word<Word>(x + id[k] * a.x_pitch + lane * Bytes);
     } else {
       memcpy(&word[k], a.fill, Bytes);
     }
@@ -55,7 +58,7 @@ __global__ __launch_bounds__(GatherEdges::kThreads, GatherEdges::kMinBlocks) voi
   JI_UNROLL
   for (int k = 0; k < kEdges; ++k) {
     const i64 e = first + (i64)k * g.edges_here;
-    if (e < a.csr.num_edges) store_word(s.out + e * a.out_pitch + lane * Bytes, word[k]);
+    if (e < a.csr.num_edges) store_word(out + e * a.out_pitch + lane * Bytes, word[k]);
   }
 }
 
@@ -73,7 +76,7 @@ struct GatherRowGrid {
 
 // Writes `word` to the edges at `count` positions from `begin` on.
 template <class Word, bool Permuted>
-__device__ __forceinline__ void write_edges(const GatherArgs& a, const GatherSlice& s, i64 offset,
+__device__ __forceinline__ void write_edges(const GatherArgs& a, const i32* perm, u8* out,
                                             const Word& word, i32 begin, i32 count, i32 step) {
   constexpr int kEdges = GatherRows::kEdges;
   for (i32 k = 0; k < count; k += step * kEdges) {
@@ -82,12 +85,11 @@ __device__ __forceinline__ void write_edges(const GatherArgs& a, const GatherSli
     for (int u = 0; u < kEdges; ++u) {
       edge[u] = -1;
       if (k + u * step < count)
-        edge[u] = Permuted ? __ldg(s.csr.perm + begin + k + u * step) : begin + k + u * step;
+        edge[u] = Permuted ? __ldg(perm + begin + k + u * step) : begin + k + u * step;
     }
     JI_UNROLL
     for (int u = 0; u < kEdges; ++u)
-      if ((u32)edge[u] < (u32)a.csr.num_edges)
-        store_word(s.out + edge[u] * a.out_pitch + offset, word);
+      if ((u32)edge[u] < (u32)a.csr.num_edges) store_word(out + edge[u] * a.out_pitch, word);
   }
 }
 
@@ -109,32 +111,35 @@ __global__ __launch_bounds__(GatherRows::kThreads, GatherRows::kMinBlocks) void 
   }
   const i64 lane = lane_block * g.lanes_here + threadIdx.x % (u32)g.lanes_here;
   if (local >= g.rows_here || lane >= g.lanes) return;
-  const GatherSlice s(a, slice);
+  const GatherSlice s{a, slice};
   const i64 offset = lane * Bytes;
+  const CsrView csr = s.csr();
+  const u8* x = s.x() + offset;
+  u8* out = s.out() + offset;
   if (block >= GatherRows::kTaskBlocks) {
     const i64 row = (block - GatherRows::kTaskBlocks) * g.rows_here + local;
     if (row >= a.csr.num_rows) return;
-    const RowRange edges = row_range(s.csr, row);
+    const RowRange edges = row_range(csr, row);
     if (edges.count == 0 || (!a.no_long_row && edges.count > kLongRow)) return;
-    const Word word = load_once<Word>(s.x + row * a.x_pitch + offset);
-    write_edges<Word, Permuted>(a, s, offset, word, edges.begin, edges.count, 1);
+    const Word word = load_once<Word>(x + row * a.x_pitch);
+    write_edges<Word, Permuted>(a, csr.perm, out, word, edges.begin, edges.count, 1);
     return;
   }
   if (!a.no_long_row) {
     for (i64 t = block; t < a.csr.num_tasks; t += GatherRows::kTaskBlocks) {
-      const Task task = task_at(s.csr, t);
+      const Task task = task_at(csr, t);
       if (task.row < 0) break;
-      const Word word = load_word<Word>(s.x + task.row * a.x_pitch + offset);
-      write_edges<Word, Permuted>(a, s, offset, word, task.edges.begin + local,
+      const Word word = load_word<Word>(x + task.row * a.x_pitch);
+      write_edges<Word, Permuted>(a, csr.perm, out, word, task.edges.begin + local,
                                   task.edges.count - local, g.rows_here);
     }
   }
   Word fill;
   memcpy(&fill, a.fill, Bytes);
-  const i32 kept = clamp(s.csr.indptr[a.csr.num_rows], 0, (i32)a.csr.num_edges);
+  const i32 kept = clamp(csr.indptr[a.csr.num_rows], 0, (i32)a.csr.num_edges);
   const i64 step = (i64)GatherRows::kTaskBlocks * g.rows_here;
   for (i64 p = kept + block * g.rows_here + local; p < a.csr.num_edges; p += step)
-    write_edges<Word, Permuted>(a, s, offset, fill, (i32)p, 1, 1);
+    write_edges<Word, Permuted>(a, csr.perm, out, fill, (i32)p, 1, 1);
 }
 
 template <int Bytes>
