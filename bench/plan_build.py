@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bench.machine import describe_machine
 
-SIZES = (10**3, 10**4, 10**5, 10**6, 10**7)
+SIZES = (10**3, 10**4, 10**5, 10**6)
 GPU_SIZES = (8 * 2**20,)  # more memory and cores stand beside a GPU
 PATTERNS = ("uniform", "local", "hub", "sorted")
 
