@@ -22,6 +22,7 @@ from bench.machine import describe_machine
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 SAVE_EVERY = 10  # lines
+STEADY = 0.15  # change of bandwidth that is worth a note
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         ceilings, result["ceilings"] = measure_ceilings(on_gpu, "torch-add" in options.peers)
         bench = Bench(
             ceilings, [PEERS[name] for name in options.peers if name in PEERS], real,
-            on_gpu=on_gpu, seed=options.seed, seconds=options.seconds or (0.12 if on_gpu else 0.06),
+            on_gpu=on_gpu, seed=options.seed, seconds=options.seconds or (0.12 if on_gpu else 0.1),
              graphs=not options.no_graphs,
         )  # fmt: skip
         for done, line in enumerate(lines):
@@ -84,6 +85,8 @@ def main(arguments: Sequence[str]) -> int:
         if DETERMINISTIC in options.peers and on_gpu:
             progress.update(bar, description="XLA deterministic, in its own process")
             result["notes"] += deterministic.add_times(result["lines"], options.seed)
+        progress.update(bar, description="ceilings once more")
+        result["notes"] += _steady(ceilings, *measure_ceilings(on_gpu, use_torch=False), result)
         if not options.no_cases:
             for name in cases.CASES:
                 progress.update(bar, description=f"case {name}")
@@ -119,7 +122,7 @@ def _parser(grid: Any, peers: dict[str, Any], deterministic: str) -> argparse.Ar
     what.add_argument("--no-real", action="store_true", help="leave real inputs out")
     how = parser.add_argument_group("run")
     how.add_argument("--peers", type=_among(names), default=names, help=", ".join(names))
-    how.add_argument("--seconds", type=float, help="a peer and line (GPU 0.12, CPU 0.06)")
+    how.add_argument("--seconds", type=float, help="a peer and line (GPU 0.12, CPU 0.1)")
     how.add_argument("--budget", type=float, help="seconds for all lines")
     how.add_argument("--seed", type=int, default=0)
     how.add_argument("--no-graphs", action="store_true", help="no CUDA graph replays")
@@ -192,6 +195,15 @@ def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
     if not real and not unwanted:
         notes.append(f"No real inputs in {data_folder()} (JAX_INDEX_DATA names the folder).")
     return notes
+
+
+def _steady(before: Any, after: Any, record: Any, result: dict[str, Any]) -> list[str]:
+    """A note where the machine's bandwidth changed while the lines ran."""
+    result["ceilings_after"] = record
+    change = max(abs(getattr(after, k) / getattr(before, k) - 1) for k in ("read", "copy"))
+    if change < STEADY:
+        return []
+    return [f"Bandwidth changed by {change:.0%} during the run: shares of the limit are unsure."]
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:

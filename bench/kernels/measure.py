@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,9 @@ import jax
 from bench.kernels import check, patterns, profile
 from bench.kernels.limits import CACHE_RESIDENT, Ceilings, Limit, limit_of
 from bench.kernels.line import DTYPES, Inputs, Line
-from bench.kernels.peer import Peer, Skip
+from bench.kernels.peer import Peer, Prepared, Skip
 from bench.kernels.peers import SUBJECT
-from bench.kernels.timing import JaxCalls, graph_replay
+from bench.kernels.timing import JaxCalls, Timing, graph_replay
 from bench.kernels.topology import Topology
 
 Record = dict[str, Any]
@@ -25,6 +25,7 @@ Record = dict[str, Any]
 SMALL = 5 * CACHE_RESIDENT
 REPLAYED = ("small", "custom")  # groups whose small lines are also replayed as CUDA graphs
 KEPT_TOPOLOGIES = 6
+CPU_ROUNDS = 3
 
 
 class Bench:
@@ -94,43 +95,60 @@ class Bench:
         small = self.on_gpu and limit.working_set < SMALL
         record["cache_resident"] = self.on_gpu and limit.working_set < CACHE_RESIDENT
         reference = check.Reference(line.moves, inputs.operands[0], inputs.ids, t.num_rows)
-        allowed = check.tolerance(line.moves, line.dtype)
+        ready: dict[str, Prepared] = {}
         for peer in self.peers:
-            try:
-                record["times"][peer.name] = self._peer(
-                    peer, inputs, reference, allowed, small, record
-                )
-            except Skip as reason:
-                record["times"][peer.name] = {"skipped": str(reason)}
-            except Exception as error:
-                record["times"][peer.name] = {"error": _text(error)}
+            with _recorded(record, peer.name):
+                name = f"{line.op} {peer.name}".replace(" ", "_").replace("-", "_")
+                name += f"_{self._count}" if small else ""
+                prepared = peer.prepare(inputs, name)
+                self._check(peer.name, prepared, reference, line, record)
+                if self.on_gpu:  # one after another: each gives its memory back
+                    self._time({peer.name: prepared}, record, 1, self.seconds / (3 if small else 1))
+                else:
+                    ready[peer.name] = prepared
+                # Profiled later, outside of this line's settings: float64 needs its own.
+                if small and prepared.calls is not None and line.dtype != "float64":
+                    self._small[name] = (record, peer.name, prepared.calls)
+                if peer.name == SUBJECT and record["cache_resident"]:
+                    self._replay(prepared, inputs, record)
+        self._time(ready, record, CPU_ROUNDS, self.seconds / CPU_ROUNDS)
 
-    def _peer(
-        self, peer: Peer, inputs: Inputs, reference: Any, allowed: float, small: bool,
-        record: Record,
-    ) -> Record:  # fmt: skip
-        line = inputs.line
-        plain = f"{line.op} {peer.name}".replace(" ", "_").replace("-", "_")
-        name = f"{plain}_{self._count}" if small else plain
-        prepared = peer.prepare(inputs, name)
-        error = reference.error(prepared.result)
-        found: Record = {"error_f64": error, "accurate": error <= allowed}
-        if peer.name == SUBJECT and not error <= allowed:
+    def _check(
+        self, name: str, prepared: Prepared, reference: Any, line: Line, record: Record
+    ) -> None:
+        error, allowed = reference.error(prepared.result), check.tolerance(line.moves, line.dtype)
+        record["times"][name] = {"error_f64": error, "accurate": error <= allowed}
+        if name == SUBJECT and not error <= allowed:
             raise ValueError(f"error {error:.3g} against float64, allowed {allowed:.3g}")
         prepared.result = None  # its buffer is given away by the first timed call
-        found |= prepared.time(self.seconds).record()
-        found["share"] = record["limit_us"] / found["us"]
-        # Profiled later, outside of this line's settings: float64 needs its own.
-        if small and prepared.calls is not None and line.dtype != "float64":
-            self._small[name] = (record, peer.name, prepared.calls)
-        replayed = self.graphs and record["cache_resident"] and line.group in REPLAYED
-        if replayed and peer.name == SUBJECT:
-            try:
-                fn, plan = prepared.fn, inputs.plan
-                found["graph"] = graph_replay(fn, inputs.operands[0], plan, self.seconds)
-            except Exception as error:
-                found["graph"] = {"error": _text(error)}
-        return found
+
+    def _time(
+        self, ready: dict[str, Prepared], record: Record, rounds: int, seconds: float
+    ) -> None:
+        """Time the peers in turn, so that a machine that is busy for a while is so for all."""
+        found: dict[str, list[Timing]] = {name: [] for name in ready}
+        for _ in range(rounds):
+            for name, prepared in ready.items():
+                with _recorded(record, name):
+                    found[name].append(prepared.time(seconds))
+        for name, timings in found.items():
+            if len(timings) == rounds:
+                middle = sorted(timings, key=lambda t: t.seconds)[rounds // 2]
+                entry = record["times"][name]
+                entry |= middle.record()
+                entry["share"] = record["limit_us"] / entry["us"]
+                if rounds > 1:
+                    entry["rounds_us"] = [t.seconds * 1e6 for t in timings]
+
+    def _replay(self, prepared: Prepared, inputs: Inputs, record: Record) -> None:
+        if not self.graphs or inputs.line.group not in REPLAYED:
+            return
+        entry = record["times"][SUBJECT]
+        try:
+            operand = inputs.operands[0]
+            entry["graph"] = graph_replay(prepared.fn, operand, inputs.plan, self.seconds)
+        except Exception as error:
+            entry["graph"] = {"error": _text(error)}
 
     def profile_small(self) -> str | None:
         """Replace the times of small programs by the profiler's; the reason where it cannot."""
@@ -151,6 +169,17 @@ class Bench:
         if missing:
             return f"the profiler saw nothing of {missing} small programs: dispatch times stand"
         return None
+
+
+@contextlib.contextmanager
+def _recorded(record: Record, name: str) -> Iterator[None]:
+    """A peer's reason or error becomes its entry."""
+    try:
+        yield
+    except Skip as reason:
+        record["times"][name] = {"skipped": str(reason)}
+    except Exception as error:
+        record["times"][name] = {"error": _text(error)}
 
 
 def _text(error: BaseException) -> str:
