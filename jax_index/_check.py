@@ -37,9 +37,10 @@ def array(op: str, argument: str, value: Any) -> jax.Array:
         return value
     try:
         return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         fix = f"Pass something that jax.numpy.asarray accepts ({error})."
-        fail(TypeError, op, argument, "an array", describe(value), fix)
+        kind = ValueError if isinstance(error, OverflowError) else TypeError
+        fail(kind, op, argument, "an array", describe(value), fix)
 
 
 def size(op: str, argument: str, value: Any) -> int:

@@ -110,6 +110,11 @@ def main():
     slope = lambda f: jax.jit(jax.grad(lambda v: (f(v, device_ids) ** 2).sum()))
     same("scan grad", slope(net)(xs), slope(want)(xs))
 
+    # Ids that are spread over the devices of this process are read as one array.
+    spread = jax.device_put(device_ids.reshape(-1), NamedSharding(mesh, P("d")))
+    of_spread = jax_index.make_plan(spread, N, mode="drop")
+    same("spread ids", of_spread.perm, jax_index.make_plan(ids.reshape(-1), N, mode="drop").perm)
+
     # Automatic sharding gives the right values too, whatever it moves.
     batch = jax.device_put(xs, NamedSharding(mesh, P("d")))
     automatic = jax.jit(jax.vmap(lambda v: jax_index.gather(v, plans[0])))

@@ -179,6 +179,25 @@ def test_refusal_of_what_is_no_array(value, given):
         assert text.endswith(").")
 
 
+def test_numbers_beyond_their_type_are_refused():
+    with pytest.raises(ValueError) as refused:
+        gather([2**40], [0])
+    assert str(refused.value).startswith(
+        "jax_index.gather: x must be an array, got an object of type list. "
+        "Pass something that jax.numpy.asarray accepts ("
+    )
+
+
+def test_too_many_edges_are_refused_before_they_are_read():
+    ids = np.broadcast_to(np.int8(0), (2**31,))
+    with pytest.raises(ValueError) as refused:
+        make_plan(ids, 1)
+    assert str(refused.value) == (
+        "jax_index.make_plan: ids must be at most 2147483647 entries, got 2147483648 entries. "
+        "Split the edges: positions are 32-bit."
+    )
+
+
 def test_an_array_of_other_processes_is_refused(monkeypatch):
     ids = jnp.asarray([0, 1])
     monkeypatch.setattr(type(ids), "is_fully_addressable", property(lambda self: False))

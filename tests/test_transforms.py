@@ -241,6 +241,28 @@ def test_gradient_for_data_shared_by_a_batch(device, rng):
     oracle.assert_same(jax.jit(jax.grad(loss))(x), expected)
 
 
+@pytest.mark.parametrize(("depth", "works"), [(8, True), (14, False)])
+def test_maps_that_alternate_between_data_and_plans(device, depth, works):
+    """Such axes cannot be walked as one: there is a limit, and it is an error, not a crash."""
+    call, data, plans = jax_index.scatter_add, (), ()
+    for level in range(depth):
+        call = jax.vmap(call, (0, None) if level % 2 else (None, 0))
+        data, plans = ((2, *data), plans) if level % 2 else (data, (2, *plans))
+    stacked = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(
+            leaf.reshape((1,) * len(plans) + leaf.shape), plans + leaf.shape
+        ),
+        make_plan(),
+    )
+    y = jnp.ones((*data, M))
+    if works:
+        out = np.asarray(jax.jit(call)(y, stacked))
+        assert (out == oracle.scatter_add(np.ones(M), IDS, N)).all()
+    else:
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="separate batch axes"):
+            jax.block_until_ready(jax.jit(call)(y, stacked))
+
+
 def test_vmap_of_other_element_types(device, rng):
     for dtype in ("int8", "complex64", "float8_e4m3fn", "int4", "float4_e2m1fn"):
         ids, plans = plans_of(rng, 2)
