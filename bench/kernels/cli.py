@@ -189,6 +189,9 @@ def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
             "CPU results are written into reused buffers (donation), so that results above 32 MiB "
             "do not page-fault; SciPy allocates its own. XLA's deterministic flag concerns GPUs."
         )
+    lowering = _kernels().get("cuda" if on_gpu else "cpu", "")
+    if not lowering.startswith("kernels"):
+        notes.append(f"jax_index ran without its kernels: {lowering or 'unknown platform'}.")
     load = os.getloadavg()[0]
     if load > 0.5 * len(os.sched_getaffinity(0)):
         notes.append(f"The machine was busy: load {load:.1f} before the run. Times are unsure.")
