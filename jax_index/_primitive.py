@@ -175,7 +175,12 @@ def align_varying(*values: Any) -> tuple[Any, ...]:
 
     def cast(leaf: Any) -> Any:
         missing = tuple(sorted(union - _varying(leaf)))
-        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+        if not missing:
+            return leaf
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(leaf, missing, to="varying")
+        older: Any = jax.lax  # the name before jax 0.9
+        return older.pvary(leaf, missing)
 
     return tuple(jax.tree.map(cast, value) for value in values)
 
