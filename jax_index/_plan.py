@@ -103,6 +103,11 @@ class IndexPlan:
         )
 
     @property
+    def arrays(self) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """The arrays in the order in which kernels take them."""
+        return self.ids, self.indptr, self.perm, self.tasks
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the arrays of the plan take."""
         return 4 * (2 * self.num_edges + self.num_rows + 1 + 2 * num_tasks(self.num_edges))

@@ -9,6 +9,7 @@ namespace jax_index {
 
 // CSR of the transposed selection matrix, and the schedule of its long rows.
 struct CsrView {
+  const i32* ids = nullptr;     // [num_edges]; the row of each edge, in the caller's order
   const i32* indptr = nullptr;  // [num_rows + 1]
   const i32* perm = nullptr;    // [num_edges]; null: the identity
   const i32* tasks = nullptr;   // [num_tasks, 2]: (row, group of kGroup edges); ends at row -1

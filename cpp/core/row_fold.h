@@ -12,7 +12,7 @@ enum class DType : i32 { kF32, kF64, kF16, kBF16, kF8, kU8, kU16, kU32, kU64 };
 
 // out[slice, row, :] = init[slice, row, :] + fold over the edges e of the row of edges[slice, e, :]
 struct RowFoldArgs {
-  enum Array { kEdges, kInit, kOut, kIndptr, kPerm, kTasks, kArrays };
+  enum Array { kEdges, kInit, kOut, kIds, kIndptr, kPerm, kTasks, kArrays };
   const void* edges = nullptr;  // [slices, num_edges, width]
   const void* init = nullptr;   // [slices, num_rows, width], ops that add to an array; else null
   void* out = nullptr;          // [slices, num_rows, width]
@@ -53,6 +53,7 @@ struct RowFoldSlice {
   }
   JI_HD CsrView csr() const {
     CsrView csr = a.csr;
+    csr.ids += at(RowFoldArgs::kIds);
     csr.indptr += at(RowFoldArgs::kIndptr);
     if (csr.perm) csr.perm += at(RowFoldArgs::kPerm);
     csr.tasks += at(RowFoldArgs::kTasks);

@@ -18,16 +18,16 @@ struct RowFoldAttrs {
 };
 
 inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::AnyBuffer edges,
-                                const ffi::AnyBuffer* init, PlanArray indptr, PlanArray perm,
-                                PlanArray tasks, ffi::AnyBuffer out, ffi::AnyBuffer partials,
-                                RowFoldArgs* a) {
+                                const ffi::AnyBuffer* init, PlanArray ids, PlanArray indptr,
+                                PlanArray perm, PlanArray tasks, ffi::AnyBuffer out,
+                                ffi::AnyBuffer partials, RowFoldArgs* a) {
   const Dims shape = out.dimensions();
   const i64 axis = at.axis;
   JI_CHECK(data_fits(edges.dimensions(), shape, axis), op, "y", "the result's shape off the axis",
            edges.dimensions().size());
-  std::vector<i64> of_indptr, of_perm, of_tasks;
-  ffi::Error error = fill_csr(op, {indptr, perm, tasks, at.identity}, shape, at.plan_axes, &a->csr,
-                              &of_indptr, &of_perm, &of_tasks);
+  PlanStrides plan;
+  ffi::Error error =
+      fill_csr(op, {ids, indptr, perm, tasks, at.identity}, shape, at.plan_axes, &a->csr, &plan);
   if (error.failure()) return error;
   JI_CHECK(edges.dimensions()[axis] == a->csr.num_edges, op, "y", "one row for each edge",
            edges.dimensions()[axis]);
@@ -54,8 +54,8 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
   const Layout layout =
       layout_of(shape, axis, at.plan_axes, {edges.dimensions(), init ? init->dimensions() : shape});
   JI_CHECK(make_nest(layout,
-                     {&from.stride, init ? &start.stride : nullptr, &to.stride, &of_indptr,
-                      &of_perm, &of_tasks},
+                     {&from.stride, init ? &start.stride : nullptr, &to.stride, &plan.ids,
+                      &plan.indptr, &plan.perm, &plan.tasks},
                      &a->nest),
            op, "y", "at most 12 separate batch axes", layout.loops.size());
   for (int d = 0; d < a->nest.rank; ++d)

@@ -49,16 +49,9 @@ struct RowFoldCpu {
     const RowFoldArgs& a;
     const CsrView& csr;
     const BitsOf<T>* edges;  // from the tile's first column on
-    i64 end;
 
     const BitsOf<T>* at(i64 edge) const { return edges + edge * a.edge_pitch; }
-    i32 index(i32 p) const {
-      if (csr.perm && (i64)p + 8 < end) {
-        const i32 ahead = edge_at(csr, p + 8);
-        if (ahead >= 0) JI_PREFETCH(at(ahead));
-      }
-      return edge_at(csr, p);
-    }
+    i32 index(i32 p) const { return edge_at(csr, p); }
     bool there(i32 edge) const { return edge >= 0; }
     auto fetch(i32 edge) const { return load_raw<T, Shape::kLanes, Shape::kParts>(at(edge)); }
     auto widen(const RawTile<T, Shape::kLanes, Shape::kParts>& raw) const {
@@ -68,16 +61,37 @@ struct RowFoldCpu {
 
   template <class Shape>
   JI_HD auto fold(const CsrView& csr, const BitsOf<T>* data, RowRange edges, i64 column) const {
-    return fold_group<Monoid, 1, typename Shape::Value>(
-        edges.begin, edges.count,
-        Items<Shape>{a, csr, data + column, (i64)edges.begin + edges.count});
+    return fold_group<Monoid, 1, typename Shape::Value>(edges.begin, edges.count,
+                                                        Items<Shape>{a, csr, data + column});
+  }
+
+  // Edges ahead of the fold whose cache lines are asked for, and lines of each.
+  static constexpr i64 kAhead = 16;
+  static constexpr i64 kLines = 8;
+
+  // Asks for the edges at positions [from, to) of the CSR; they belong to this row and the next
+  // ones.
+  i64 ask_for(const CsrView& csr, const BitsOf<T>* data, i64 from, i64 to) const {
+    if (to > csr.num_edges) to = csr.num_edges;
+    if (to - from > 4 * kAhead) from = to - 4 * kAhead;
+    const i64 bytes = a.width * (i64)sizeof(BitsOf<T>);
+    const i64 reach = bytes < 64 * kLines ? bytes : 64 * kLines;
+    for (; from < to; ++from) {
+      const i32 edge = edge_at(csr, (i32)from);
+      if (edge < 0) continue;
+      const char* at = reinterpret_cast<const char*>(data + edge * a.edge_pitch);
+      for (i64 byte = 0; byte < reach; byte += 64) JI_PREFETCH(at + byte);
+    }
+    return from;
   }
 
   void rows(const RowFoldSlice<T>& s, i64 first, i64 last) const {
     const CsrView csr = s.csr();
     const BitsOf<T>* data = s.edges();
+    i64 asked = first < last ? row_range(csr, first).begin : 0;
     for (i64 row = first; row < last; ++row) {
       const RowRange edges = row_range(csr, row);
+      if (csr.perm) asked = ask_for(csr, data, asked, (i64)edges.begin + edges.count + kAhead);
       const bool empty = edges.count == 0;
       if (!a.no_long_row && edges.count > kLongRow) continue;
       for_each_tile<A>(a.width, [&](auto shape, i64 column) {
@@ -133,7 +147,8 @@ struct RowFoldCpu {
     const i64 slices = a.nest.slices;
     const i64 weight = a.csr.num_edges + a.csr.num_rows;
     const i64 bytes = slices * weight * a.width * (i64)sizeof(T);
-    i64 blocks = bytes < kSerialBytes ? 1 : 16 * (i64)cpu.num_threads / slices + 1;
+    const i64 workers = bytes < kSerialBytes ? 1 : cpu.num_threads;
+    i64 blocks = workers == 1 ? 1 : 16 * workers / slices + 1;
     if (blocks > weight / 64 + 1) blocks = weight / 64 + 1;
     const i64 goal = (weight + blocks - 1) / blocks;
     const i64 tasks = a.no_long_row ? 0 : count_tasks();

@@ -15,7 +15,6 @@ namespace jax_index {
 struct GatherArgs {
   enum Array { kX, kIds, kOut, kIndptr, kPerm, kTasks, kArrays };
   const void* x = nullptr;       // [slices, num_rows, width]
-  const i32* ids = nullptr;      // [slices, num_edges]
   void* out = nullptr;           // [slices, num_edges, width]
   alignas(16) u8 fill[16] = {};  // the fill element, repeated
   CsrView csr;  // of slice 0: the same edges by row, for back ends that read each row once
@@ -36,7 +35,7 @@ struct GatherSlice {
 
   JI_HD i64 at(int array) const { return offset_of(a.nest, slice, array); }
   JI_HD const u8* x() const { return static_cast<const u8*>(a.x) + at(GatherArgs::kX); }
-  JI_HD const i32* ids() const { return a.ids + at(GatherArgs::kIds); }
+  JI_HD const i32* ids() const { return a.csr.ids + at(GatherArgs::kIds); }
   JI_HD u8* out() const { return static_cast<u8*>(a.out) + at(GatherArgs::kOut); }
   JI_HD CsrView csr() const {
     CsrView csr = a.csr;

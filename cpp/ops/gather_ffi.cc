@@ -16,17 +16,15 @@ ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, PlanArray ids, Plan
   const Dims shape = out->dimensions();
   JI_CHECK(data_fits(x.dimensions(), shape, axis), "gather", "x", "the result's shape off the axis",
            x.dimensions().size());
-  JI_CHECK(plan_fits(ids.dimensions(), 1, plan_axes, shape), "gather", "ids", "[..., num_edges]",
-           ids.dimensions().size());
   JI_CHECK(x.element_type() == out->element_type(), "gather", "x", "the result's dtype",
            (int)x.element_type());
   GatherArgs a;
-  std::vector<i64> of_indptr, of_perm, of_tasks;
-  ffi::Error error = fill_csr("gather", {indptr, perm, tasks, identity}, shape, plan_axes, &a.csr,
-                              &of_indptr, &of_perm, &of_tasks);
+  PlanStrides plan;
+  ffi::Error error =
+      fill_csr("gather", {ids, indptr, perm, tasks, identity}, shape, plan_axes, &a.csr, &plan);
   if (error.failure()) return error;
-  JI_CHECK(shape[axis] == a.csr.num_edges && last_size(ids) == a.csr.num_edges, "gather", "ids",
-           "one id for each row of the result", last_size(ids));
+  JI_CHECK(shape[axis] == a.csr.num_edges, "gather", "ids", "one id for each row of the result",
+           last_size(ids));
   JI_CHECK(x.dimensions()[axis] == a.csr.num_rows, "gather", "x", "the plan's rows",
            x.dimensions()[axis]);
   if (out->element_count() == 0) return ffi::Error::Success();
@@ -36,13 +34,12 @@ ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, PlanArray ids, Plan
   DataLayout to = data_layout(shape, axis);
   for (auto* layout : {&from, &to})
     for (i64& stride : layout->stride) stride *= item;
-  const std::vector<i64> of_ids = plan_strides(ids.dimensions(), 1, shape.size(), plan_axes);
   const Layout layout = layout_of(shape, axis, plan_axes, {x.dimensions()});
-  JI_CHECK(make_nest(layout, {&from.stride, &of_ids, &to.stride, &of_indptr, &of_perm, &of_tasks},
+  JI_CHECK(make_nest(layout,
+                     {&from.stride, &plan.ids, &to.stride, &plan.indptr, &plan.perm, &plan.tasks},
                      &a.nest),
            "gather", "x", "at most 12 separate batch axes", layout.loops.size());
   a.x = x.untyped_data();
-  a.ids = ids.typed_data();
   a.out = out->untyped_data();
   for (i64 k = 0; k < 16; ++k) {
     const i64 byte = k % item;

@@ -7,14 +7,15 @@ JI_DECLARE_RUN(IndexAddArgs)
 namespace jax_index {
 namespace {
 
-ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, PlanArray indptr,
-                     PlanArray perm, PlanArray tasks, ffi::Result<ffi::AnyBuffer> out,
-                     ffi::Result<ffi::AnyBuffer> partials, i64 axis, ffi::Span<const i64> plan_axes,
-                     bool identity, bool no_long_row, bool float4) {
+ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y, PlanArray ids,
+                     PlanArray indptr, PlanArray perm, PlanArray tasks,
+                     ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> partials,
+                     i64 axis, ffi::Span<const i64> plan_axes, bool identity, bool no_long_row,
+                     bool float4) {
   IndexAddArgs a;
   const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
   ffi::Error error =
-      fill_row_fold("index_add", at, y, &x, indptr, perm, tasks, *out, *partials, &a);
+      fill_row_fold("index_add", at, y, &x, ids, indptr, perm, tasks, *out, *partials, &a);
   if (error.failure() || out->element_count() == 0) return error;
   run_on(device_of(context), a);
   return launch_status("index_add");
@@ -27,6 +28,7 @@ JI_HANDLER(index_add_handler, index_add,
                .Ctx<Context>()
                .Arg<ffi::AnyBuffer>()
                .Arg<ffi::AnyBuffer>()
+               .Arg<PlanArray>()
                .Arg<PlanArray>()
                .Arg<PlanArray>()
                .Arg<PlanArray>()

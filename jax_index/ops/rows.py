@@ -129,10 +129,7 @@ def _gather(x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int]) -> 
     stored = _storage.encode(x)
     (out,) = gather_p.bind(
         stored,
-        plan.ids,
-        plan.indptr,
-        plan.perm,
-        plan.tasks,
+        *plan.arrays,
         axis=axis,
         plan_axes=(),
         identity=plan.identity,
@@ -162,11 +159,11 @@ _gather_jit = jax.jit(_gather, static_argnums=(2, 3))
 
 
 def _fold_abstract(data: list[Any], plan: Any, axis: int, plan_axes: Any, no_long: bool) -> Any:
-    indptr, perm, tasks = plan
+    ids, indptr, perm, tasks = plan
     n, m = indptr.shape[-1] - 1, perm.shape[-1]
     shapes = [(*d.shape[:axis], 0, *d.shape[axis + 1 :]) for d in data]
     wide = tuple(_primitive.shared_size(*sizes) for sizes in zip(*shapes, strict=True))
-    leaves = [(indptr, 1), (perm, 1), (tasks, 2)]
+    leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2)]
     shape = _primitive.result_shape(wide, axis, n, plan_axes, leaves)
     # Made from the operand's aval, so that it varies over the same mesh axes in a shard_map.
     out = data[-1].update(shape=shape, weak_type=False)
@@ -219,13 +216,14 @@ def _workspace(out: Any, perm: Any, axis: int, no_long_row: bool) -> Any:
     return jnp.zeros(_workspace_bytes(out, perm.shape[-1], axis, no_long_row), jnp.uint8)
 
 
-def _scatter_add_abstract(y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> list[Any]:
-    plan = (indptr, perm, tasks)
+def _scatter_add_abstract(y: Any, *plan: Any, **p: Any) -> list[Any]:
     return _fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
-def _scatter_add_reference(y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> list[Any]:
-    del tasks
+def _scatter_add_reference(
+    y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any
+) -> list[Any]:
+    del ids, tasks
     like, axis = y, p["axis"]
     if p["float4"]:
         y = jax.lax.bitcast_convert_type(y.astype(jnp.uint4), jnp.float4_e2m1fn)
@@ -316,9 +314,7 @@ def _check_summable(op: str, argument: str, dtype: Any) -> None:
 def _scatter_add(y: jax.Array, plan: IndexPlan, axis: int) -> jax.Array:
     out, _ = scatter_add_p.bind(
         _storage.encode(y),
-        plan.indptr,
-        plan.perm,
-        plan.tasks,
+        *plan.arrays,
         axis=axis,
         plan_axes=(),
         identity=plan.identity,
@@ -344,13 +340,14 @@ _scatter_add_jit = jax.jit(_scatter_add, static_argnums=(2,))
 # --- index_add ----------------------------------------------------------------------------------
 
 
-def _index_add_abstract(x: Any, y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> list[Any]:
-    plan = (indptr, perm, tasks)
+def _index_add_abstract(x: Any, y: Any, *plan: Any, **p: Any) -> list[Any]:
     return _fold_abstract([x, y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
-def _index_add_reference(x: Any, y: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> list[Any]:
-    del tasks
+def _index_add_reference(
+    x: Any, y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any
+) -> list[Any]:
+    del ids, tasks
     like, axis = y, p["axis"]
     if p["float4"]:
         x, y = (
@@ -450,9 +447,7 @@ def _index_add(x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int) -> jax.Ar
     out, _ = index_add_p.bind(
         _storage.encode(x),
         _storage.encode(y),
-        plan.indptr,
-        plan.perm,
-        plan.tasks,
+        *plan.arrays,
         axis=axis,
         plan_axes=(),
         identity=plan.identity,
