@@ -47,7 +47,12 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout that holds this folder, with a + if files differ from it."""
+    """Commit of the checkout that holds this folder, with a + if files differ from it.
+
+    Where the folder was copied without its repository, JAX_INDEX_COMMIT names the commit.
+    """
+    if named := os.environ.get("JAX_INDEX_COMMIT"):
+        return named
     here = Path(__file__).resolve().parent
     commit = _output("git", "-C", str(here), "rev-parse", "--short=12", "HEAD")
     if commit and _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"):
