@@ -222,6 +222,19 @@ def test_subnormals_of_narrow_floats_are_kept(device, rng):
         oracle.assert_same(out, expected)
 
 
+def test_promotion_rounds_once_and_keeps_subnormals(device):
+    with oracle.x64(), jax.numpy_dtype_promotion("standard"):
+        tiny = np.array([1e-40, -3e-45], np.float32)
+        out = jax_index.index_add(jnp.zeros(2, jnp.float64), [0, 1], jnp.asarray(tiny))
+        oracle.assert_same(out, tiny.astype(np.float64))
+        out = jax_index.index_add(jnp.asarray(tiny), [0], jnp.zeros(1, jnp.float64))
+        oracle.assert_same(out, tiny.astype(np.float64))
+        # By way of float32, this integer would become the even neighbour below.
+        above_tie = jnp.asarray([2**24 + 2**16 + 1], jnp.int64)
+        out = jax_index.index_add(jnp.zeros(1, jnp.bfloat16), [0], above_tie)
+        oracle.assert_same(out, np.array([2.0**24 + 2.0**17], jnp.bfloat16))
+
+
 def run_program(*arguments, **environment):
     """Run bits_program.py on the CPU in a process of its own."""
     program = Path(__file__).with_name("bits_program.py")

@@ -78,10 +78,10 @@ def test_the_key_knows_rows_mode_and_type(cache):
     pair = np.array([1, 0], np.int32)
     assert jax_index.gather(jnp.arange(2.0), pair).tolist() == [1, 0]
     assert jax_index.gather(jnp.arange(2.0), pair.view(np.int64)).tolist() == [1]
-    signed = np.array([255], np.uint8)
-    table = jnp.arange(300.0)
-    assert jax_index.gather(table, signed).tolist() == [255]
-    assert jax_index.gather(table, signed.view(np.int8), mode="drop").tolist() == [0]
+    byte = np.array([255], np.uint8)
+    for ids, expected in ((byte, [255]), (byte.view(np.int8), [-1])):
+        taken = jax_index.gather(jnp.arange(300.0), ids, mode="drop", fill_value=-1)
+        assert taken.tolist() == expected
 
 
 def test_a_failed_build_is_not_kept(cache):
