@@ -56,6 +56,10 @@ class PlanCache:
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
+        if host is not None and isinstance(ids, np.ndarray):
+            # The caller may write to it meanwhile: what is sorted is what the key is of.
+            host = host.copy()
+            key = (_digest(host), num_rows, mode)
         plan = _plan.build(op, ids, num_rows, mode, host)
         with self._lock:
             if key not in self._plans and plan.nbytes <= self.max_bytes:
@@ -115,12 +119,16 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
         check_leaves(op, plan)
         return plan
     traced = isinstance(plan, jax.core.Tracer)
+    if isinstance(plan, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in plan):
+        fix = "Stack it first with jax.numpy.stack, or pass the ids as one array."
+        _check.fail(TypeError, op, "ids", "an integer array", "a list of traced scalars", fix)
     if num_rows is None:
         fix = "Pass num_rows=, or a plan."
         _check.fail(ValueError, op, "num_rows", "given with raw ids", "None", fix)
+    num_rows = _check.size(op, "num_rows", num_rows)
     if mode is None:
         mode = "drop" if traced else "raise"
-    if mode not in _plan.MODES:
+    if not isinstance(mode, str) or mode not in _plan.MODES:
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "None, 'raise' or 'drop'", repr(mode), fix)
     if traced:

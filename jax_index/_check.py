@@ -69,6 +69,8 @@ def axis(op: str, value: Any, ndim: int, argument: str) -> int:
         fail(ValueError, op, argument, "an array with at least one axis", "a scalar", fix)
     expected = f"an axis of {argument}, from {-ndim} to {ndim - 1}"
     fix = "Pass axis as a Python int in that range."
+    if isinstance(value, bool | np.bool_):
+        fail(TypeError, op, "axis", expected, repr(value), fix)
     try:
         number = operator.index(value)
     except TypeError:

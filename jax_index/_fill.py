@@ -18,11 +18,17 @@ def words(op: str, value: Any, dtype: Any) -> tuple[int, int]:
         return (0, 0)
     expected = f"a scalar that {dtype} can hold"
     fix = "Pass a Python or NumPy scalar of that dtype."
-    if isinstance(value, jax.core.Tracer) or np.ndim(value) != 0 or _storage.is_key(dtype):
+    if not _is_scalar(value) or _storage.is_key(dtype):
         fix = "Pass a Python or NumPy scalar: it is part of the program."
         _check.fail(TypeError, op, "fill_value", expected, _check.describe(value), fix)
     dtype = np.dtype(dtype)
-    given = np.asarray(value)
+    if isinstance(value, int) and abs(value) >= 2**63 and jnp.issubdtype(dtype, jnp.inexact):
+        try:
+            given = np.asarray(float(value))
+        except OverflowError:
+            _check.fail(ValueError, op, "fill_value", expected, repr(value), fix)
+    else:
+        given = np.asarray(value)
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
     if given.dtype.kind not in "biufcV" or (real and given.dtype.kind == "c"):
         _check.fail(TypeError, op, "fill_value", expected, _check.describe(value), fix)
@@ -42,6 +48,17 @@ def words(op: str, value: Any, dtype: Any) -> tuple[int, int]:
         raw = stored.tobytes()
     raw = raw.ljust(16, b"\0")
     return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether `value` is one number that is there: no tracer, mask, record or ragged list."""
+    if isinstance(value, jax.core.Tracer) or value is np.ma.masked:
+        return False
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return False
+    return array.ndim == 0 and array.dtype.names is None
 
 
 def _holds(stored: np.ndarray, given: np.ndarray) -> bool:

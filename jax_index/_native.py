@@ -125,6 +125,20 @@ def lowering(op: str, native: Native, reference: Callable[..., Any]) -> Callable
     return rule
 
 
+def fallback_lowering(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the lowering rule of every platform that has no kernels."""
+    from jax.interpreters import mlir
+
+    fallback = mlir.lower_fun(reference, multiple_results=True)
+
+    def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
+        platforms = ctx.platforms or ctx.module_context.platforms
+        missing(" and ".join(platforms), "it has kernels for cpu and cuda alone")
+        return fallback(ctx, *operands, **params)
+
+    return rule
+
+
 def missing(name: str, reason: str) -> None:
     """Warn once that the pure-JAX lowering is used; an error under JAX_INDEX_REQUIRE_NATIVE=1."""
     message = (

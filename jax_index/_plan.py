@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_index import _check, _native
+from jax_index._storage import SUB_BYTE_INTEGERS
 
 # The schedule of long rows; the same numbers as in cpp/core/order.h and csr.h.
 LONG_ROW = 128
@@ -80,6 +82,12 @@ class IndexPlan:
                 fix = "Hash or compare the plan outside of jit, or pass it as an argument."
                 given = f"a plan whose ids are {_check.describe(self.ids)}"
                 _check.fail(TypeError, "IndexPlan", "self", "concrete", given, fix)
+            kind = getattr(self.ids, "dtype", None), getattr(self.ids, "shape", None)
+            if kind[0] != np.int32 or kind[1] != (self.num_edges,):
+                fix = "Hash or compare single plans, as make_plan returned them."
+                expected = f"an int32 array of shape {(self.num_edges,)}"
+                given = _check.describe(self.ids)
+                _check.fail(TypeError, "IndexPlan", "ids", expected, given, fix)
             cached = content_digest(np.asarray(self.ids), self.num_rows)
             self.__dict__["_digest"] = cached
         return cached
@@ -121,8 +129,6 @@ class IndexPlan:
 
 def content_digest(ids: np.ndarray, num_rows: int) -> str:
     """Digest ids (any that name no row count as -1) and num_rows."""
-    if ids.dtype != np.int32:
-        ids = ids.astype(np.int32)
     outside = (ids < 0) | (ids >= num_rows)
     if (ids[outside] != -1).any():
         ids = np.where(outside, np.int32(-1), ids)
@@ -169,7 +175,7 @@ def build(op: str, ids: Any, num_rows: int, mode: str, host: np.ndarray | None =
 
     `host` is `host_ids(op, ids)` where that is known.
     """
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "'raise' or 'drop'", repr(mode), fix)
     if isinstance(ids, jax.core.Tracer):
@@ -205,7 +211,8 @@ def host_ids(op: str, ids: Any, argument: str = "ids") -> np.ndarray:
         _check.fail(ValueError, op, argument, "one-dimensional", f"shape {out.shape}", fix)
     if out.size == 0 and not isinstance(ids, np.ndarray | jax.Array):
         out = out.astype(np.int32)
-    if out.dtype == np.bool_:
+    mixed = isinstance(ids, list | tuple) and any(type(i) is bool for i in ids)
+    if mixed or out.dtype == np.bool_:
         fix = "Positions of a mask are numpy.flatnonzero(mask)."
         _check.fail(TypeError, op, argument, "an integer array", "dtype bool", fix)
     if out.dtype.kind not in "iu":
@@ -221,7 +228,7 @@ def host_ids(op: str, ids: Any, argument: str = "ids") -> np.ndarray:
 
 def _odd_integers(op: str, argument: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
     """Read integers that NumPy holds as another kind: 4-bit ones, and lists beyond 64 bits."""
-    if jnp.issubdtype(out.dtype, jnp.integer):
+    if out.dtype.name in SUB_BYTE_INTEGERS:
         return out.astype(np.int8)
     if not isinstance(ids, np.ndarray | jax.Array):
         # NumPy turns a list with ids beyond int64 into floats or objects. They are out of range
@@ -260,13 +267,29 @@ def _build_host(op: str, given: Any, ids: np.ndarray, num_rows: int, mode: str) 
     return _finish(arrays, num_rows, m, identity, no_long_row)
 
 
+def _concrete(arrays: tuple[np.ndarray, ...]) -> list[jax.Array]:
+    """Copy arrays to the default device: concrete and committed to nothing, wherever we are called.
+
+    In a traced program, or under a mesh, JAX would make tracers or arrays that belong to the mesh.
+    A thread of its own has neither; it is given the caller's default device.
+    """
+    device = getattr(jax.config, "jax_default_device", None)
+    out = _put(arrays, device)
+    if any(isinstance(a, jax.core.Tracer) or a.committed for a in out):
+        with ThreadPoolExecutor(1) as clean:
+            out = clean.submit(_put, arrays, device).result()
+    return out
+
+
+def _put(arrays: tuple[np.ndarray, ...], device: Any) -> list[jax.Array]:
+    with jax.default_device(device):
+        return [jax.device_put(a) for a in arrays]
+
+
 def _finish(
     arrays: tuple[np.ndarray, ...], num_rows: int, m: int, identity: bool, no_long_row: bool
 ) -> IndexPlan:
-    # Concrete even while a program is traced, and bound to no device.
-    with jax.ensure_compile_time_eval():
-        ids, indptr, perm, tasks = (jnp.asarray(a) for a in arrays)
-        tasks = tasks.reshape(-1, 2)
+    ids, indptr, perm, tasks = _concrete((*arrays[:3], arrays[3].reshape(-1, 2)))
     return IndexPlan(ids, indptr, perm, tasks, num_rows, m, bool(identity), bool(no_long_row))
 
 
@@ -328,7 +351,8 @@ def make_plan_from_indptr(indptr: Any) -> IndexPlan:
     if isinstance(indptr, jax.core.Tracer):
         fix = "Build the plan outside of jit and pass it as an argument."
         _check.fail(TypeError, op, "indptr", "concrete", _check.describe(indptr), fix)
-    bounds = host_ids(op, indptr, "indptr")
+    # Copied before it is looked at: the caller's array may change meanwhile.
+    bounds = host_ids(op, indptr, "indptr").copy()
     fix = "Pass the n + 1 row bounds of a CSR matrix."
     if bounds.size == 0:
         _check.fail(ValueError, op, "indptr", "one entry at least", "an empty array", fix)
@@ -378,7 +402,7 @@ def _build_traced(op: str, ids: Any, num_rows: int, mode: str) -> IndexPlan:
     if ids.ndim != 1:
         fix = "Pass a one-dimensional array of integers; use vmap for a batch."
         _check.fail(ValueError, op, "ids", "one-dimensional", f"shape {ids.shape}", fix)
-    m = ids.shape[0]
+    m = _check.size(op, "the number of ids", ids.shape[0])
     if jnp.iinfo(ids.dtype).bits < 32:
         ids = ids.astype(jnp.int32)
     # Compared in a type that holds both; only ids that fit are cast.
@@ -406,7 +430,8 @@ def _traced_tasks(indptr: jax.Array, m: int) -> jax.Array:
     count = num_tasks(m)
     lengths = jnp.diff(indptr)
     giant = lengths > GROUP
-    groups = jnp.where(giant, (lengths + (GROUP - 1)) // GROUP, 0)
+    # Rounded up without a sum that could overflow.
+    groups = jnp.where(giant, (lengths - 1) // GROUP + 1, 0)
     single = (lengths > LONG_ROW) & ~giant
     giant_end = jnp.cumsum(groups, dtype=jnp.int32)
     total_giant = jnp.sum(groups, dtype=jnp.int32)

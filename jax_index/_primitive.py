@@ -19,10 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_index import _native
+from jax_index import _check, _native
 
 Shape = tuple[int, ...]
+
+# The kernels' loops around a row (Nest::kMaxLoops): no array has more axes.
+MAX_RANK = 24
 
 
 def define(
@@ -63,7 +67,7 @@ def define(
             return rule(ctx, *operands, attributes=attributes(**params), **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)
-    mlir.register_lowering(primitive, mlir.lower_fun(reference, multiple_results=True))
+    mlir.register_lowering(primitive, _native.fallback_lowering(reference))
 
     if batch is not None:
 
@@ -81,6 +85,7 @@ def batch_data_and_plan(
     plan: Sequence[Any],
     plan_batch: Sequence[int | None],
     *,
+    op: str,
     axis: int,
     plan_axes: Shape,
 ) -> tuple[list[Any], list[Any], int, Shape, int]:
@@ -90,6 +95,10 @@ def batch_data_and_plan(
         data, plan, axis and plan_axes of the batched call, and the place of the batch axis in the
         data and in the results.
     """
+    if max(value.ndim for value in data) >= MAX_RANK:
+        fix = "Merge batch axes with reshape, or use jax.lax.map for the outer ones."
+        expected = f"a batch of arrays of at most {MAX_RANK} axes"
+        _check.fail(ValueError, op, "data", expected, f"{data[-1].ndim + 1} axes", fix)
     mapped = [d for d in data_axes if d is not None]
     # Where data arrays disagree, the last one (the edge side) keeps its place: it is the largest.
     place = mapped[-1] if mapped else 0
@@ -131,6 +140,23 @@ def result_shape(
                 raise TypeError("an array of the plan has the wrong rank")
             out[at] = shared_size(out[at], leaf.shape[k])
     return tuple(out)
+
+
+def result_aval(operand: Any, shape: Shape, axis: int | None, dtype: Any = None) -> Any:
+    """Return the aval of a result with the operand's sharding off `axis`; replicated if None.
+
+    Made from the operand's aval, so that it varies over the same mesh axes in a shard_map.
+    """
+    keep: dict[str, Any] = {}
+    if any(part is not None for part in operand.sharding.spec):
+        spec = [None] * len(shape)
+        if axis is not None:
+            spec = [*operand.sharding.spec, *[None] * len(shape)][: len(shape)]
+            spec[axis] = None
+        keep["sharding"] = NamedSharding(operand.sharding.mesh, PartitionSpec(*spec))
+    elif len(shape) != operand.ndim:
+        keep["sharding"] = NamedSharding(operand.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return operand.update(shape=shape, dtype=dtype or operand.dtype, weak_type=False, **keep)
 
 
 def shared_size(*sizes: int) -> int:

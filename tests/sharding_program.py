@@ -120,6 +120,38 @@ def main():
     batch = jax.device_put(xs, NamedSharding(mesh, P("d")))
     automatic = jax.jit(jax.vmap(lambda v: jax_index.gather(v, plans[0])))
     same("automatic", automatic(batch), jax.vmap(lambda v: jax_index.gather(v, plans[0]))(xs))
+    # Plans made where JAX makes tracers or arrays of a mesh are concrete and committed to nothing:
+    # what the cache keeps serves every later call.
+    raw = np.array([5, 0, 2, 2, 3, 7, 1, 0])
+    v = jnp.arange(8.0)
+    wide = jnp.ones((8, D))
+    eager = shard_map(
+        lambda x: jax_index.gather(x, raw), mesh=mesh, in_specs=P(None, "d"), out_specs=P(None, "d")
+    )
+    same("raw ids in an eager shard_map", eager(wide), wide[raw])
+    same("the cache after it", jax_index.gather(v, raw), v[raw])
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with jax.set_mesh(jax.make_mesh((D,), ("d",), axis_types=(kind,))):
+            made = jax_index.make_plan(raw[:-1], 8)
+        elsewhere = jax.device_put(v, jax.devices()[1])
+        same(f"a plan made under a mesh, {kind}", jax_index.gather(elsewhere, made), v[raw[:-1]])
+
+    # An explicit mesh: features stay sharded, rows become replicated.
+    explicit = jax.make_mesh((D,), ("d",), axis_types=(AxisType.Explicit,))
+    plan = jax_index.make_plan(np.arange(16) % 8, 8)
+    with jax.set_mesh(explicit):
+        y = jax.device_put(
+            jnp.arange(16.0 * D).reshape(16, D), NamedSharding(explicit, P(None, "d"))
+        )
+        summed = jax.jit(jax_index.scatter_add)(y, plan)
+        found["explicit spec"] = jax.typeof(summed).sharding.spec == P(None, "d")
+        x = jax.device_put(wide, NamedSharding(explicit, P(None, "d")))
+        slope = jax.grad(lambda x: (jax_index.gather(x, plan) ** 2).sum())(x)
+        rows = jax.device_put(wide, NamedSharding(explicit, P("d", None)))
+        taken = jax_index.gather(rows, plan)
+    same("explicit scatter_add", summed, np.asarray(y).reshape(2, 8, D).sum(0))
+    same("explicit gather grad", slope, 4 * np.ones((8, D)))
+    same("explicit rows", taken, np.ones((16, D)))
     json.dump(found, sys.stdout)
 
 

@@ -273,3 +273,11 @@ def test_bits_do_not_depend_on_the_process(usual_run, arguments, environment, ta
         pytest.skip(f"this machine runs {run['target']} where {target} is asked for")
     assert run["digests"] == usual_run["digests"]
     assert run["digests"]["subnormals are kept"] == "True"
+
+
+@pytest.mark.parametrize("width", [129, 130, 250])
+def test_bytes_in_odd_widths_with_long_rows(device, rng, width):
+    """Widths whose bytes do not pair up: one element to a thread, more threads than a block has."""
+    for lengths in ([200, 3], [1500, 140, 0, 40]):
+        ids, num_rows = shuffled(rng, lengths)
+        same_as_oracle(rng, ids, num_rows, (width,), "int8")

@@ -90,9 +90,9 @@ MAY_IMPORT = {
     "_check": set(),
     "_native": set(),
     "_storage": set(),
-    "_primitive": {"_native"},
+    "_primitive": {"_check", "_native"},
     "_fill": {"_check", "_storage"},
-    "_plan": {"_check", "_native"},
+    "_plan": {"_check", "_native", "_storage"},
     "_cache": {"_check", "_plan"},
 }
 OP_MODULES = {"_cache", "_check", "_fill", "_plan", "_primitive", "_storage", "ops"}

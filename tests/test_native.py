@@ -239,6 +239,13 @@ def test_lowering_for_a_gpu_from_any_machine(monkeypatch):
     assert [str(w.message) for w in found] == [text]
 
 
-def test_lowering_for_a_platform_without_kernels_is_pure_jax():
+def test_lowering_for_a_platform_without_kernels_is_pure_jax(monkeypatch):
+    monkeypatch.setattr(_native, "_warned", set())
     for platform in ("tpu", "rocm"):
-        assert "@jax_index." not in lowered(platform)
+        text = NOT_USED.format(name=platform, reason="it has kernels for cpu and cuda alone")
+        with pytest.warns(RuntimeWarning) as found:
+            assert "@jax_index." not in lowered(platform)
+        assert [str(w.message) for w in found] == [text]
+    monkeypatch.setenv("JAX_INDEX_REQUIRE_NATIVE", "1")
+    with pytest.raises(RuntimeError, match=r"jax_index\.tpu: the compiled part is not used"):
+        lowered("tpu")

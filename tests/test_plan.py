@@ -394,3 +394,40 @@ def test_without_the_compiled_builder_the_plan_is_the_same(monkeypatch):
     assert_same_plan(jax_index.make_plan_from_indptr(bounds), from_bounds)
     with pytest.raises(IndexError, match=r"got ids\[1\] = 7\."):
         jax_index.make_plan([0, 7], 3)
+
+
+def test_what_looks_like_small_integers_is_refused():
+    with pytest.raises(
+        TypeError, match=r"ids must be an integer array, got dtype timedelta64\[s\]"
+    ):
+        jax_index.make_plan(np.array([300, 1], "m8[s]"), 400)
+    with pytest.raises(TypeError, match="ids must be an integer array, got dtype"):
+        jax_index.make_plan([True, 3], 4)
+
+
+def test_a_stack_of_plans_is_equal_to_no_plan():
+    one = jax_index.make_plan([0, 1, 2, 5], 6).generic
+    halves = [jax_index.make_plan(part, 6).generic for part in ([0, 1], [2, 5])]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *halves)
+    averaged = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) / 2, one)
+    for odd in (stack, averaged):
+        with pytest.raises(TypeError, match="Hash or compare single plans"):
+            hash(odd)
+        with pytest.raises(TypeError, match="Hash or compare single plans"):
+            odd == one  # noqa: B015
+
+
+def test_more_rows_than_an_id_can_name():
+    """Shapes alone: nothing of this size is allocated."""
+    x = jax.ShapeDtypeStruct((2**31 + 5,), jnp.int8)
+    with pytest.raises(ValueError, match="num_rows must be a whole number from 0 to 2147483647"):
+        jax.eval_shape(lambda x: jax_index.gather(x, [2**31 + 1]), x)
+    ids = jax.ShapeDtypeStruct((2**31 + 5,), jnp.uint8)
+    with pytest.raises(ValueError, match="the number of ids must be a whole number"):
+        jax.eval_shape(lambda i: jax_index.make_plan(i, 5, mode="drop"), ids)
+
+
+def test_plans_are_made_where_implicit_transfers_are_refused():
+    with jax.transfer_guard("disallow"):
+        plan = jax_index.make_plan(np.array([3, 1, 2]), 4)
+    assert plan.indptr.tolist() == [0, 0, 1, 2, 3]

@@ -10,7 +10,7 @@ namespace jax_index {
 
 template <int Arrays>
 struct Nest {
-  static constexpr int kMaxLoops = 12;
+  static constexpr int kMaxLoops = 24;
   i32 rank = 0;
   i64 slices = 1;  // product of size
   i64 size[kMaxLoops] = {};

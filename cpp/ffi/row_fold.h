@@ -57,7 +57,7 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
                      {&from.stride, init ? &start.stride : nullptr, &to.stride, &plan.ids,
                       &plan.indptr, &plan.perm, &plan.tasks},
                      &a->nest),
-           op, "y", "at most 12 separate batch axes", layout.loops.size());
+           op, "y", "at most 24 separate batch axes", layout.loops.size());
   for (int d = 0; d < a->nest.rank; ++d)
     for (int k : {RowFoldArgs::kEdges, RowFoldArgs::kInit, RowFoldArgs::kOut})
       a->nest.stride[d][k] *= type.parts;

@@ -18,7 +18,8 @@ void launch_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
   } else {
     launch_wide<Monoid, T, N>(cuda, a);
   }
-  if (!a.no_long_row && a.num_partials > 0) launch_partials<Monoid, T>(cuda, a);
+  // Only a row of more than kGroup edges leaves partials.
+  if (!a.no_long_row && a.csr.num_edges > kGroup) launch_partials<Monoid, T>(cuda, a);
 }
 
 // The most elements, among the listed numbers, that a thread may own: every distance and address is

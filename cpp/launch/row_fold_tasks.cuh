@@ -45,7 +45,8 @@ template <class Policy, class Value>
 TaskGrid task_grid(const RowFoldArgs& a, i64 lanes) {
   TaskGrid g;
   if (a.no_long_row || a.csr.num_tasks == 0) return g;
-  const i64 most = kTaskBytes / (kChunk * (i64)sizeof(Value));
+  const i64 fitting = kTaskBytes / (kChunk * (i64)sizeof(Value));
+  const i64 most = fitting < Policy::kThreads ? fitting : (i64)Policy::kThreads;
   g.lanes = (int)(lanes < most ? lanes : most);
   g.lane_blocks = ceil_div(lanes, g.lanes);
   const i64 by_threads = Policy::kThreads / (g.lanes * kChunk);
@@ -106,6 +107,7 @@ struct PartialGrid {
   i64 tree_blocks;    // that fold rows of many partials, for each slice
   i64 thread_blocks;  // that fold rows of few
   i64 column_blocks;
+  i64 first_block;  // of this launch
 };
 
 // Folds partials [first, last) of task t's row, at most kChunk of them.
@@ -139,8 +141,9 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
   __shared__ Value results[kResults * kColumns];
   __shared__ i32 found;
   const i64 per_slice = g.tree_blocks + g.thread_blocks;
-  const RowFoldSlice<T> s{a, blockIdx.x / per_slice};
-  const i64 block = blockIdx.x % per_slice;
+  const i64 all_blocks = g.first_block + blockIdx.x;
+  const RowFoldSlice<T> s{a, all_blocks / per_slice};
+  const i64 block = all_blocks % per_slice;
   const CsrView csr = s.csr();
   const A* partials = s.partials();
 
@@ -214,7 +217,10 @@ void launch_partials(const Cuda& cuda, const RowFoldArgs& a) {
   g.tree_blocks = ceil_div(a.num_partials, kChunk) * g.column_blocks;
   g.thread_blocks = ceil_div(a.num_partials * a.width, Policy::kThreads);
   const i64 blocks = a.nest.slices * (g.tree_blocks + g.thread_blocks);
-  partial_kernel<Policy, Monoid, T><<<(unsigned)blocks, Policy::kThreads, 0, cuda.stream>>>(a, g);
+  for_each_grid(blocks, [&](i64 first, unsigned grid) {
+    g.first_block = first;
+    partial_kernel<Policy, Monoid, T><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+  });
 }
 
 }  // namespace jax_index::JI_TARGET

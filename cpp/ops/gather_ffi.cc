@@ -38,7 +38,7 @@ ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, PlanArray ids, Plan
   JI_CHECK(make_nest(layout,
                      {&from.stride, &plan.ids, &to.stride, &plan.indptr, &plan.perm, &plan.tasks},
                      &a.nest),
-           "gather", "x", "at most 12 separate batch axes", layout.loops.size());
+           "gather", "x", "at most 24 separate batch axes", layout.loops.size());
   a.x = x.untyped_data();
   a.out = out->untyped_data();
   for (i64 k = 0; k < 16; ++k) {

@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <type_traits>
@@ -13,10 +14,20 @@ namespace {
 // fn(worker) on `workers` threads, the caller being one of them.
 template <class Fn>
 void on_threads(int workers, const Fn& fn) {
-  std::vector<std::thread> others;
-  for (int w = 1; w < workers; ++w) others.emplace_back([&fn, w] { fn(w); });
+  struct Joined : std::vector<std::thread> {
+    ~Joined() {
+      for (auto& thread : *this) thread.join();
+    }
+  } others;
+  int started = 1;
+  try {
+    others.reserve((size_t)workers);
+    for (; started < workers; ++started) others.emplace_back([&fn, w = started] { fn(w); });
+  } catch (const std::exception&) {
+    // The machine has no thread to give: the caller does the rest.
+  }
   fn(0);
-  for (auto& thread : others) thread.join();
+  for (int w = started; w < workers; ++w) fn(w);
 }
 
 // Rows longer than a group first, then other long rows; the list ends at row -1.

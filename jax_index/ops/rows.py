@@ -26,7 +26,7 @@ def _gather_abstract(
 ) -> list[Any]:
     leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2)]
     shape = _primitive.result_shape(x.shape, axis, ids.shape[-1], plan_axes, leaves)
-    return [x.update(shape=shape, weak_type=False)]
+    return [_primitive.result_aval(x, shape, axis)]
 
 
 def _gather_reference(
@@ -53,7 +53,13 @@ def _gather_reference(
 
 def _gather_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
     data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:1], axes[:1], operands[1:], axes[1:], axis=p["axis"], plan_axes=p["plan_axes"]
+        operands[:1],
+        axes[:1],
+        operands[1:],
+        axes[1:],
+        op="gather",
+        axis=p["axis"],
+        plan_axes=p["plan_axes"],
     )
     return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place]
 
@@ -165,10 +171,9 @@ def _fold_abstract(data: list[Any], plan: Any, axis: int, plan_axes: Any, no_lon
     wide = tuple(_primitive.shared_size(*sizes) for sizes in zip(*shapes, strict=True))
     leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2)]
     shape = _primitive.result_shape(wide, axis, n, plan_axes, leaves)
-    # Made from the operand's aval, so that it varies over the same mesh axes in a shard_map.
-    out = data[-1].update(shape=shape, weak_type=False)
+    out = _primitive.result_aval(data[-1], shape, axis)
     room = _workspace_bytes(out, m, axis, no_long)
-    return [out, out.update(shape=(room,), dtype=jnp.dtype("uint8"))]
+    return [out, _primitive.result_aval(data[-1], (room,), None, jnp.dtype("uint8"))]
 
 
 def _workspace_bytes(out: Any, num_edges: int, axis: int, no_long_row: bool) -> int:
@@ -236,7 +241,13 @@ def _scatter_add_reference(
 
 def _scatter_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
     data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:1], axes[:1], operands[1:], axes[1:], axis=p["axis"], plan_axes=p["plan_axes"]
+        operands[:1],
+        axes[:1],
+        operands[1:],
+        axes[1:],
+        op="scatter_add",
+        axis=p["axis"],
+        plan_axes=p["plan_axes"],
     )
     # The workspace of the batched call is nobody's batch.
     return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place, None]
@@ -371,7 +382,13 @@ def _index_add_reference(
 
 def _index_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
     data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:2], axes[:2], operands[2:], axes[2:], axis=p["axis"], plan_axes=p["plan_axes"]
+        operands[:2],
+        axes[:2],
+        operands[2:],
+        axes[2:],
+        op="index_add",
+        axis=p["axis"],
+        plan_axes=p["plan_axes"],
     )
     return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place, None]
 
