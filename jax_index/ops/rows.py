@@ -18,6 +18,23 @@ from jax_index import _cache, _check, _fill, _primitive, _storage
 from jax_index._plan import GROUP, IndexPlan
 from jax_index.ops.convert import convert
 
+
+def _batch(op: str, num_data: int, operands: list[Any], axes: list[Any], **p: Any) -> Any:
+    """Bring a batch axis into a call of `num_data` data operands, followed by those of a plan."""
+    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
+        operands[:num_data],
+        axes[:num_data],
+        operands[num_data:],
+        axes[num_data:],
+        op=op,
+        axis=p["axis"],
+        plan_axes=p["plan_axes"],
+    )
+    # The workspace of a batched sum is nobody's batch.
+    out_axes: list[int | None] = [place] if op == "gather" else [place, None]
+    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, out_axes
+
+
 # --- gather -------------------------------------------------------------------------------------
 
 
@@ -51,19 +68,6 @@ def _gather_reference(
     return [_primitive.over_plans(one, [x], [ids], axis, plan_axes)]
 
 
-def _gather_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
-    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:1],
-        axes[:1],
-        operands[1:],
-        axes[1:],
-        op="gather",
-        axis=p["axis"],
-        plan_axes=p["plan_axes"],
-    )
-    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place]
-
-
 def _gather_attributes(
     axis: int, plan_axes: Any, identity: bool, no_long_row: bool, fill: tuple[int, int]
 ) -> dict[str, Any]:
@@ -83,7 +87,7 @@ gather_p = _primitive.define(
     abstract=_gather_abstract,
     reference=_gather_reference,
     attributes=_gather_attributes,
-    batch=_gather_batch,
+    batch=partial(_batch, "gather", 1),
 )
 
 
@@ -239,26 +243,12 @@ def _scatter_add_reference(
     return [out, _workspace(out, perm, axis, p["no_long_row"])]
 
 
-def _scatter_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
-    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:1],
-        axes[:1],
-        operands[1:],
-        axes[1:],
-        op="scatter_add",
-        axis=p["axis"],
-        plan_axes=p["plan_axes"],
-    )
-    # The workspace of the batched call is nobody's batch.
-    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place, None]
-
-
 scatter_add_p = _primitive.define(
     "scatter_add",
     abstract=_scatter_add_abstract,
     reference=_scatter_add_reference,
     attributes=_fold_attributes,
-    batch=_scatter_add_batch,
+    batch=partial(_batch, "scatter_add", 1),
 )
 
 
@@ -380,25 +370,12 @@ def _index_add_reference(
     return [out, _workspace(out, perm, axis, p["no_long_row"])]
 
 
-def _index_add_batch(operands: list[Any], axes: list[Any], **p: Any) -> Any:
-    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:2],
-        axes[:2],
-        operands[2:],
-        axes[2:],
-        op="index_add",
-        axis=p["axis"],
-        plan_axes=p["plan_axes"],
-    )
-    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, [place, None]
-
-
 index_add_p = _primitive.define(
     "index_add",
     abstract=_index_add_abstract,
     reference=_index_add_reference,
     attributes=_fold_attributes,
-    batch=_index_add_batch,
+    batch=partial(_batch, "index_add", 2),
 )
 
 
