@@ -9,15 +9,35 @@
 
 namespace jax_index::JI_TARGET {
 
+// Element types that are summed often enough to pay for kernels of their own for narrow rows: each
+// costs seconds of compilation for every architecture.
+template <class T>
+constexpr bool kCommon = false;
+template <>
+constexpr bool kCommon<float> = true;
+template <>
+constexpr bool kCommon<double> = true;
+template <>
+constexpr bool kCommon<BF16> = true;
+template <>
+constexpr bool kCommon<F16> = true;
+template <>
+constexpr bool kCommon<u32> = true;
+
+template <class Monoid, class T, int N>
+void launch_rows(const Cuda& cuda, const RowFoldArgs& a) {
+  if constexpr (kCommon<T>) {
+    // Short rows of sorted scalars are read in order anyhow: a thread for each row is the faster way.
+    const bool scalars = a.width == 1 && a.csr.perm == nullptr && a.no_long_row;
+    if (a.width / N <= NarrowRows::kMaxLanes && !scalars)
+      return launch_narrow<Monoid, T, N>(cuda, a);
+  }
+  launch_wide<Monoid, T, N>(cuda, a);
+}
+
 template <class Monoid, class T, int N>
 void launch_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
-  // Sorted scalars are read in order anyhow: a thread for each row is the faster way.
-  const bool scalars = a.width == 1 && a.csr.perm == nullptr;
-  if (a.width / N <= NarrowRows::kMaxLanes && !scalars) {
-    launch_narrow<Monoid, T, N>(cuda, a);
-  } else {
-    launch_wide<Monoid, T, N>(cuda, a);
-  }
+  launch_rows<Monoid, T, N>(cuda, a);
   // Only a row of more than kGroup edges leaves partials.
   if (!a.no_long_row && a.csr.num_edges > kGroup) launch_partials<Monoid, T>(cuda, a);
 }
