@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_index import _check, _plan
+from jax_index import _check, _ids, _plan
 from jax_index._plan import IndexPlan
 
 DEFAULT_BYTES = 512 * 2**20
@@ -48,7 +48,7 @@ class PlanCache:
         known = self._known_digest(ids)
         host = None
         if known is None:
-            host = _plan.host_ids(op, ids)
+            host = _ids.host_ids(op, ids)
             known = self._remember(ids, _digest(host))
         key = (known, num_rows, mode)
         with self._lock:
@@ -116,7 +116,7 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
             fix = "Leave num_rows out, or use the plan made for it."
             expected = f"None or the plan's {plan.num_rows}"
             _check.fail(ValueError, op, "num_rows", expected, str(num_rows), fix)
-        check_leaves(op, plan)
+        _plan.check_leaves(op, plan)
         return plan
     traced = isinstance(plan, jax.core.Tracer)
     if isinstance(plan, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in plan):
@@ -134,24 +134,3 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
     if traced:
         return _plan.build(op, plan, num_rows, mode)
     return CACHE.get(op, plan, num_rows, mode)
-
-
-def check_leaves(op: str, plan: IndexPlan) -> None:
-    """Check that the arrays of a plan still are those of one plan."""
-    m, n = plan.num_edges, plan.num_rows
-    leaves = (
-        ("ids", plan.ids, (m,)),
-        ("indptr", plan.indptr, (n + 1,)),
-        ("perm", plan.perm, (m,)),
-        ("tasks", plan.tasks, (_plan.num_tasks(m), 2)),
-    )
-    for name, leaf, shape in leaves:
-        if getattr(leaf, "shape", None) != shape or leaf.dtype != np.int32:
-            stacked = getattr(leaf, "ndim", 0) == len(shape) + 1
-            fix = (
-                "A stacked plan goes through jax.vmap or jax.lax.scan."
-                if stacked
-                else "Pass the plan as make_plan returned it."
-            )
-            expected = f"an int32 array of shape {shape}"
-            _check.fail(TypeError, op, f"plan.{name}", expected, _check.describe(leaf), fix)

@@ -5,27 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _native
-from jax_index._storage import SUB_BYTE_INTEGERS
-
-# The schedule of long rows; the same numbers as in cpp/core/order.h and csr.h.
-LONG_ROW = 128
-GROUP = 1024
+from jax_index import _check, _csr, _file, _ids
+from jax_index._csr import GROUP as GROUP
+from jax_index._csr import LONG_ROW as LONG_ROW
+from jax_index._csr import num_tasks as num_tasks
 
 MODES = ("raise", "drop")
-
-
-def num_tasks(num_edges: int) -> int:
-    """Return the length of the list of long-row tasks, its end included."""
-    return num_edges // (LONG_ROW + 1) + 1
 
 
 @partial(
@@ -78,17 +70,8 @@ class IndexPlan:
         """A hexadecimal digest of the content: num_rows, and ids with dropped ones as -1."""
         cached = self.__dict__.get("_digest")
         if cached is None:
-            if isinstance(self.ids, jax.core.Tracer) or not hasattr(self.ids, "__array__"):
-                fix = "Hash or compare the plan outside of jit, or pass it as an argument."
-                given = f"a plan whose ids are {_check.describe(self.ids)}"
-                _check.fail(TypeError, "IndexPlan", "self", "concrete", given, fix)
-            kind = getattr(self.ids, "dtype", None), getattr(self.ids, "shape", None)
-            if kind[0] != np.int32 or kind[1] != (self.num_edges,):
-                fix = "Hash or compare single plans, as make_plan returned them."
-                expected = f"an int32 array of shape {(self.num_edges,)}"
-                given = _check.describe(self.ids)
-                _check.fail(TypeError, "IndexPlan", "ids", expected, given, fix)
-            cached = content_digest(np.asarray(self.ids), self.num_rows)
+            ids = concrete_ids("IndexPlan", self, "Hash or compare")
+            cached = content_digest(ids, self.num_rows)
             self.__dict__["_digest"] = cached
         return cached
 
@@ -120,6 +103,88 @@ class IndexPlan:
         """Bytes that the arrays of the plan take."""
         return 4 * (2 * self.num_edges + self.num_rows + 1 + 2 * num_tasks(self.num_edges))
 
+    def pad_to(self, num_edges: int, num_rows: int) -> IndexPlan:
+        """Append edges that belong to no row, and rows without edges: plans for buckets of sizes.
+
+        Plans of one bucket share a trace if their flags are equal too; `.generic` makes them so.
+
+        Args:
+            num_edges: the number of edges to reach, at least that of the plan.
+            num_rows: the number of rows to reach, at least that of the plan.
+
+        Returns:
+            The plan that :func:`make_plan` gives for ``ids`` with -1 appended, with the flags of
+            this one. A plan of traced arrays is padded on the device.
+
+        Raises:
+            TypeError: a size is no whole number, or the plan is a stack of plans.
+            ValueError: a size is smaller than the plan's.
+
+        Example:
+            >>> import jax_index
+            >>> plan = jax_index.make_plan([1, 0], num_rows=2).pad_to(3, num_rows=4)
+            >>> plan.ids.tolist(), plan.indptr.tolist()
+            ([1, 0, -1], [0, 1, 2, 2, 2])
+        """
+        return pad("IndexPlan.pad_to", self, num_edges, num_rows)
+
+    def save(self, path: Any) -> None:
+        """Write the plan to a file in NumPy's npz format, from which :meth:`load` rebuilds it.
+
+        Args:
+            path: a path; the file is written under exactly this name.
+
+        Raises:
+            TypeError: the plan is traced, or a stack of plans.
+            OSError: the file cannot be written.
+
+        Example:
+            >>> import jax_index, tempfile, os
+            >>> plan = jax_index.make_plan([1, 0, 1], num_rows=2)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     plan.save(os.path.join(folder, "plan.npz"))
+            ...     jax_index.IndexPlan.load(os.path.join(folder, "plan.npz")) == plan
+            True
+        """
+        ids, num_rows, *flags = self._content("IndexPlan.save", "Save")
+        content = {"ids": ids, "num_rows": np.int64(num_rows), "flags": np.array(flags)}
+        _file.write(path, "IndexPlan", {**content, "digest": self.digest})
+
+    @classmethod
+    def load(cls, path: Any) -> IndexPlan:
+        """Read a plan that :meth:`save` wrote: the ids are checked and sorted anew.
+
+        Args:
+            path: the path of the file.
+
+        Returns:
+            A plan equal to the one saved, with its flags.
+
+        Raises:
+            ValueError: the file is none of a plan, is damaged, or is of a later version.
+            OSError: the file cannot be read.
+        """
+        op, kind = "IndexPlan.load", "IndexPlan"
+        found = _file.read(op, path, kind, ("ids",), ("num_rows",), num_flags=2)
+        ids, num_rows = found["ids"], found["num_rows"]
+        _file.check_digest(op, kind, found, content_digest(ids, num_rows))
+        return restore(ids, num_rows, *found["flags"])
+
+    def _content(self, op: str, use: str) -> tuple[np.ndarray, int, bool, bool]:
+        """What the plan is rebuilt from."""
+        ids = canonical(concrete_ids(op, self, use), self.num_rows)
+        return ids, self.num_rows, self.identity, self.no_long_row
+
+    @property
+    def pickled_by_content(self) -> bool:
+        """Whether a pickle holds ids and sizes; a stack, say, is pickled as the arrays it is."""
+        return isinstance(self.ids, jax.core.Tracer) or is_whole(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not self.pickled_by_content:
+            return super().__reduce_ex__(protocol)
+        return restore, self._content("IndexPlan", "Pickle")
+
     def __copy__(self) -> IndexPlan:
         return self
 
@@ -127,15 +192,101 @@ class IndexPlan:
         return dataclasses.replace(self)
 
 
-def content_digest(ids: np.ndarray, num_rows: int) -> str:
-    """Digest ids (any that name no row count as -1) and num_rows."""
+def restore(ids: np.ndarray, num_rows: int, identity: bool, no_long_row: bool) -> IndexPlan:
+    """Rebuild a plan from what a file or a pickle holds; a flag is kept if it is true."""
+    plan = build("IndexPlan", ids, num_rows, "drop")
+    flags = plan.identity and identity, plan.no_long_row and no_long_row
+    return dataclasses.replace(plan, identity=flags[0], no_long_row=flags[1])
+
+
+def canonical(ids: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return ids as int32, -1 where they name no row; without a copy where they are so already."""
     outside = (ids < 0) | (ids >= num_rows)
-    if (ids[outside] != -1).any():
-        ids = np.where(outside, np.int32(-1), ids)
+    if ids.dtype == np.int32 and not (ids[outside] != -1).any():
+        return ids
+    return np.where(outside, -1, ids).astype(np.int32)
+
+
+def content_digest(ids: np.ndarray, num_rows: int) -> str:
+    """Digest int32 ids (any that name no row count as -1) and num_rows."""
     head = hashlib.blake2b(digest_size=16)
     head.update(f"{num_rows}:".encode())
-    head.update(np.ascontiguousarray(ids).view(np.uint8).data)
+    head.update(canonical(ids, num_rows).view(np.uint8).data)
     return head.hexdigest()
+
+
+def is_whole(plan: IndexPlan) -> bool:
+    """Whether the ids are those of one concrete plan, and no stack, shape or other leaf."""
+    if isinstance(plan.ids, jax.core.Tracer):
+        return False
+    kind = getattr(plan.ids, "dtype", None), getattr(plan.ids, "shape", None)
+    return kind == (np.int32, (plan.num_edges,)) and hasattr(plan.ids, "__array__")
+
+
+def concrete_ids(op: str, plan: IndexPlan, use: str, argument: str = "") -> np.ndarray:
+    """Return the ids of a plan on the host, or say that `use` needs a single concrete plan.
+
+    `argument` is empty for a plan that stands by itself; it names the side of a graph.
+    """
+    what, made = ("graph", "Graph makes") if argument else ("plan", "make_plan returned")
+    if isinstance(plan.ids, jax.core.Tracer) or not hasattr(plan.ids, "__array__"):
+        fix = f"{use} the {what} outside of jit, or pass it as an argument."
+        given = f"a plan whose ids are {_check.describe(plan.ids)}"
+        _check.fail(TypeError, op, argument or "self", "concrete", given, fix)
+    name = f"{argument}.ids" if argument else "ids"
+    if not is_whole(plan):
+        fix = f"{use} single {what}s, as {made} them."
+        expected = f"an int32 array of shape {(plan.num_edges,)}"
+        _check.fail(TypeError, op, name, expected, _check.describe(plan.ids), fix)
+    return _ids.host_ids(op, plan.ids, name)
+
+
+def check_leaves(op: str, plan: IndexPlan, argument: str = "plan") -> None:
+    """Check that the arrays of a plan still are those of one plan."""
+    m, n = plan.num_edges, plan.num_rows
+    leaves = (
+        ("ids", plan.ids, (m,)),
+        ("indptr", plan.indptr, (n + 1,)),
+        ("perm", plan.perm, (m,)),
+        ("tasks", plan.tasks, (num_tasks(m), 2)),
+    )
+    for name, leaf, shape in leaves:
+        if getattr(leaf, "shape", None) != shape or leaf.dtype != np.int32:
+            stacked = getattr(leaf, "ndim", 0) == len(shape) + 1
+            fix = (
+                "A stacked plan goes through jax.vmap or jax.lax.scan."
+                if stacked
+                else "Pass the plan as make_plan returned it."
+            )
+            expected = f"an int32 array of shape {shape}"
+            _check.fail(TypeError, op, f"{argument}.{name}", expected, _check.describe(leaf), fix)
+
+
+def pad(op: str, plan: IndexPlan, num_edges: Any, num_rows: Any, argument: str = "") -> IndexPlan:
+    """Pad `plan` for `op`; `argument` as in `concrete_ids`."""
+    check_leaves(op, plan, argument or "plan")
+    sizes = []
+    for name, value, least in (
+        ("num_edges", num_edges, plan.num_edges),
+        (rows_name(argument), num_rows, plan.num_rows),
+    ):
+        sizes.append(_check.size(op, name, value))
+        if sizes[-1] < least:
+            fix = "Padding takes nothing away: pass the present size or a larger one."
+            _check.fail(ValueError, op, name, f"at least {least}", str(value), fix)
+    m, n = sizes
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in plan.arrays):
+        ids, indptr, perm, tasks = _csr.padded(plan.arrays, m, n, jnp)
+    else:
+        concrete_ids(op, plan, "Pad", argument)
+        host = [np.asarray(leaf) for leaf in plan.arrays]
+        ids, indptr, perm, tasks = _csr.concrete(_csr.padded(host, m, n, np))
+    return IndexPlan(ids, indptr, perm, tasks, n, m, plan.identity, plan.no_long_row)
+
+
+def rows_name(argument: str) -> str:
+    """Name the number of rows that belongs to an argument: that of ids, or the side of a graph."""
+    return f"num_{argument}" if argument in ("senders", "receivers") else "num_rows"
 
 
 def make_plan(ids: Any, num_rows: int, *, mode: str = "raise") -> IndexPlan:
@@ -179,152 +330,48 @@ def build(op: str, ids: Any, num_rows: int, mode: str, host: np.ndarray | None =
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "'raise' or 'drop'", repr(mode), fix)
     if isinstance(ids, jax.core.Tracer):
-        return _build_traced(op, ids, num_rows, mode)
-    return _build_host(op, ids, host_ids(op, ids) if host is None else host, num_rows, mode)
+        return build_traced(traced_rows(op, ids, num_rows, mode), num_rows)
+    host = _ids.host_ids(op, ids) if host is None else host
+    found = _csr.from_ids(host, num_rows, mode == "drop")
+    if found.first_bad >= 0 and mode == "raise":
+        refuse_id(op, ids, host, found.first_bad, num_rows)
+    return _finish(found, num_rows)
 
 
-def host_ids(op: str, ids: Any, argument: str = "ids") -> np.ndarray:
-    """Return concrete ids as a contiguous NumPy array of a native integer dtype, not yet cast."""
-    fix = "Pass a one-dimensional list or array of integers."
-    if isinstance(ids, jax.Array) and not ids.is_fully_addressable:
-        fix = (
-            "Gather them first with jax.experimental.multihost_utils.process_allgather(ids, "
-            "tiled=True), or build the plan from host ids in every process."
-        )
-        given = "an array spread over devices of other processes"
-        _check.fail(ValueError, op, argument, "fully addressable", given, fix)
-    if isinstance(ids, np.ma.MaskedArray):
-        fix = f"Fill the masked {argument} and drop them: ids.filled(-1) with mode='drop'."
-        _check.fail(TypeError, op, argument, "an integer array", "a masked array", fix)
-    try:
-        out = np.asarray(ids)
-    except ValueError:
-        _check.fail(ValueError, op, argument, "one-dimensional", "a ragged sequence", fix)
-    except TypeError:
-        # Random keys, and lists that hold traced values.
-        if not isinstance(ids, jax.Array):
-            fix = "Make one array of them first, with jax.numpy.stack."
-        _check.fail(TypeError, op, argument, "an integer array", _check.describe(ids), fix)
-    if out.ndim == 0 and out.dtype.kind not in "biuf":
-        _check.fail(TypeError, op, argument, "an integer array", _check.describe(ids), fix)
-    if out.ndim != 1:
-        _check.fail(ValueError, op, argument, "one-dimensional", f"shape {out.shape}", fix)
-    if out.size == 0 and not isinstance(ids, np.ndarray | jax.Array):
-        out = out.astype(np.int32)
-    mixed = isinstance(ids, list | tuple) and any(type(i) is bool for i in ids)
-    if mixed or out.dtype == np.bool_:
-        fix = "Positions of a mask are numpy.flatnonzero(mask)."
-        _check.fail(TypeError, op, argument, "an integer array", "dtype bool", fix)
-    if out.dtype.kind not in "iu":
-        out = _odd_integers(op, argument, ids, out, fix)
-    if not out.dtype.isnative:
-        out = out.astype(out.dtype.newbyteorder("="))
-    if out.size > _check.MAX_SIZE:
-        fix = "Split the edges: positions are 32-bit."
-        expected = f"at most {_check.MAX_SIZE} entries"
-        _check.fail(ValueError, op, argument, expected, f"{out.size} entries", fix)
-    return np.ascontiguousarray(out)
+def refuse_id(
+    op: str, given: Any, host: np.ndarray, k: int, num_rows: int, argument: str = "ids"
+) -> NoReturn:
+    """Say that the id at position k names no row."""
+    fix = "Use mode='drop' if such ids are padding."
+    found = f"{argument}[{k}] = {_ids.entry(given, host, k)}"
+    expected = f"in [0, {num_rows}) ({rows_name(argument)} is {num_rows})"
+    _check.fail(IndexError, op, f"every {argument[:-1]}", expected, found, fix)
 
 
-def _odd_integers(op: str, argument: str, ids: Any, out: np.ndarray, fix: str) -> np.ndarray:
-    """Read integers that NumPy holds as another kind: 4-bit ones, and lists beyond 64 bits."""
-    if out.dtype.name in SUB_BYTE_INTEGERS:
-        return out.astype(np.int8)
-    if not isinstance(ids, np.ndarray | jax.Array):
-        # NumPy turns a list with ids beyond int64 into floats or objects. They are out of range
-        # whatever num_rows is, so that the nearest 64-bit value stands for them.
-        items = list(ids)
-        if all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in items):
-            low, high = -(2**63), 2**63 - 1
-            return np.array([min(max(int(i), low), high) for i in items], np.int64)
-    return _check.fail(TypeError, op, argument, "an integer array", f"dtype {out.dtype}", fix)
+def _finish(found: _csr.HostArrays, num_rows: int) -> IndexPlan:
+    ids, indptr, perm, tasks = _csr.concrete(found[:4])
+    flags = found.identity, found.no_long_row
+    return IndexPlan(ids, indptr, perm, tasks, num_rows, ids.size, *flags)
 
 
-def _entry(given: Any, host: np.ndarray, k: int) -> Any:
-    """Entry k as the caller wrote it; `host` holds the nearest 64-bit one."""
-    return given[k] if isinstance(given, list | tuple) else host[k]
+def traced_rows(op: str, ids: Any, num_rows: int, mode: str, argument: str = "ids") -> Any:
+    """Check traced ids; return them as int32, -1 where they name no row."""
+    if mode == "raise":
+        fix = "Values of a traced array cannot raise: pass mode='drop'."
+        _check.fail(ValueError, op, "mode", f"'drop' for traced {argument}", "'raise'", fix)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        fix = "Pass a one-dimensional array of integers."
+        _check.fail(TypeError, op, argument, "an integer array", f"dtype {ids.dtype}", fix)
+    if ids.ndim != 1:
+        fix = "Pass a one-dimensional array of integers; use vmap for a batch."
+        _check.fail(ValueError, op, argument, "one-dimensional", f"shape {ids.shape}", fix)
+    _check.size(op, f"the number of {argument}", ids.shape[0])
+    return _csr.traced_rows(ids, num_rows)
 
 
-def _build_host(op: str, given: Any, ids: np.ndarray, num_rows: int, mode: str) -> IndexPlan:
-    m = ids.size
-    arrays = (
-        np.empty(m, np.int32),
-        np.empty(num_rows + 1, np.int32),
-        np.empty(m, np.int32),
-        np.empty(2 * num_tasks(m), np.int32),
-    )
-    if _native.CPU.module is not None:
-        first_bad, identity, no_long_row = _native.CPU.module.build_plan(
-            ids, mode == "drop", *arrays
-        )
-    else:
-        first_bad, identity, no_long_row = _build_numpy(ids, num_rows, *arrays)
-    if first_bad >= 0 and mode == "raise":
-        fix = "Use mode='drop' if such ids are padding."
-        found = f"ids[{first_bad}] = {_entry(given, ids, first_bad)}"
-        expected = f"in [0, {num_rows}) (num_rows is {num_rows})"
-        _check.fail(IndexError, op, "every id", expected, found, fix)
-    return _finish(arrays, num_rows, m, identity, no_long_row)
-
-
-def _concrete(arrays: tuple[np.ndarray, ...]) -> list[jax.Array]:
-    """Copy arrays to the default device: concrete and committed to nothing, wherever we are called.
-
-    In a traced program, or under a mesh, JAX would make tracers or arrays that belong to the mesh.
-    A thread of its own has neither; it is given the caller's default device.
-    """
-    device = getattr(jax.config, "jax_default_device", None)
-    out = _put(arrays, device)
-    if any(isinstance(a, jax.core.Tracer) or a.committed for a in out):
-        with ThreadPoolExecutor(1) as clean:
-            out = clean.submit(_put, arrays, device).result()
-    return out
-
-
-def _put(arrays: tuple[np.ndarray, ...], device: Any) -> list[jax.Array]:
-    with jax.default_device(device):
-        return [jax.device_put(a) for a in arrays]
-
-
-def _finish(
-    arrays: tuple[np.ndarray, ...], num_rows: int, m: int, identity: bool, no_long_row: bool
-) -> IndexPlan:
-    ids, indptr, perm, tasks = _concrete((*arrays[:3], arrays[3].reshape(-1, 2)))
-    return IndexPlan(ids, indptr, perm, tasks, num_rows, m, bool(identity), bool(no_long_row))
-
-
-def _build_numpy(
-    ids: np.ndarray,
-    num_rows: int,
-    out_ids: np.ndarray,
-    indptr: np.ndarray,
-    perm: np.ndarray,
-    tasks: np.ndarray,
-) -> tuple[int, bool, bool]:
-    """Do what the compiled builder does, where there is none."""
-    bad = (ids >= num_rows) | (ids < 0)
-    first_bad = int(np.argmax(bad)) if bad.any() else -1
-    out_ids[:] = np.where(bad, -1, ids).astype(np.int32)
-    rows = np.where(bad, num_rows, out_ids)
-    perm[:] = np.argsort(rows, kind="stable")
-    indptr[0] = 0
-    np.cumsum(np.bincount(rows, minlength=num_rows + 1)[:num_rows], out=indptr[1:])
-    identity = bool((np.diff(rows) >= 0).all())
-    return first_bad, identity, _fill_tasks(indptr, tasks)
-
-
-def _fill_tasks(indptr: np.ndarray, tasks: np.ndarray) -> bool:
-    lengths = np.diff(indptr)
-    giant = np.flatnonzero(lengths > GROUP)
-    long = np.flatnonzero((lengths > LONG_ROW) & (lengths <= GROUP))
-    rows = np.concatenate([giant, long])
-    groups = -(-lengths[rows] // GROUP)
-    tasks[:] = -1
-    total = int(groups.sum())
-    pairs = tasks.reshape(-1, 2)
-    pairs[:total, 0] = np.repeat(rows, groups)
-    pairs[:total, 1] = np.arange(total) - np.repeat(np.cumsum(groups) - groups, groups)
-    return total == 0
+def build_traced(rows: Any, num_rows: int) -> IndexPlan:
+    """Build the same plan on the device from what `traced_rows` returned."""
+    return IndexPlan(*_csr.from_traced_rows(rows, num_rows), num_rows, rows.shape[0], False, False)
 
 
 def make_plan_from_indptr(indptr: Any) -> IndexPlan:
@@ -347,104 +394,36 @@ def make_plan_from_indptr(indptr: Any) -> IndexPlan:
         >>> jax_index.make_plan_from_indptr([0, 2, 2, 3]).ids.tolist()
         [0, 0, 2]
     """
-    op = "make_plan_from_indptr"
+    return build_from_bounds("make_plan_from_indptr", indptr)
+
+
+def build_from_bounds(op: str, indptr: Any, argument: str = "indptr") -> IndexPlan:
+    """Check row bounds for `op` and build their plan."""
     if isinstance(indptr, jax.core.Tracer):
         fix = "Build the plan outside of jit and pass it as an argument."
-        _check.fail(TypeError, op, "indptr", "concrete", _check.describe(indptr), fix)
+        _check.fail(TypeError, op, argument, "concrete", _check.describe(indptr), fix)
     # Copied before it is looked at: the caller's array may change meanwhile.
-    bounds = host_ids(op, indptr, "indptr").copy()
+    bounds = _ids.host_ids(op, indptr, argument).copy()
     fix = "Pass the n + 1 row bounds of a CSR matrix."
     if bounds.size == 0:
-        _check.fail(ValueError, op, "indptr", "one entry at least", "an empty array", fix)
+        _check.fail(ValueError, op, argument, "one entry at least", "an empty array", fix)
     if bounds[0] != 0:
         _check.fail(
             ValueError,
             op,
-            "indptr",
+            argument,
             "0 at its start",
-            f"indptr[0] = {_entry(indptr, bounds, 0)}",
+            f"{argument}[0] = {_ids.entry(indptr, bounds, 0)}",
             fix,
         )
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
     if falls.size:
         k = int(falls[0])
-        pair = [_entry(indptr, bounds, at) for at in (k, k + 1)]
-        given = f"indptr[{k}] = {pair[0]} and indptr[{k + 1}] = {pair[1]}"
-        _check.fail(ValueError, op, "indptr", "non-decreasing", given, fix)
+        pair = [_ids.entry(indptr, bounds, at) for at in (k, k + 1)]
+        given = f"{argument}[{k}] = {pair[0]} and {argument}[{k + 1}] = {pair[1]}"
+        _check.fail(ValueError, op, argument, "non-decreasing", given, fix)
     if bounds[-1] > _check.MAX_SIZE:
         fix = "Split the edges: positions are 32-bit."
         expected = f"at most {_check.MAX_SIZE} at its end"
-        _check.fail(ValueError, op, "indptr", expected, str(_entry(indptr, bounds, -1)), fix)
-    n, m = bounds.size - 1, int(bounds[-1])
-    arrays = (
-        np.empty(m, np.int32),
-        bounds.astype(np.int32),
-        np.empty(m, np.int32),
-        np.empty(2 * num_tasks(m), np.int32),
-    )
-    if _native.CPU.module is not None:
-        _, identity, no_long_row = _native.CPU.module.build_plan_from_indptr(*arrays)
-    else:
-        arrays[0][:] = np.repeat(np.arange(n), np.diff(bounds))
-        arrays[2][:] = np.arange(m)
-        identity, no_long_row = True, _fill_tasks(arrays[1], arrays[3])
-    return _finish(arrays, n, m, identity, no_long_row)
-
-
-def _build_traced(op: str, ids: Any, num_rows: int, mode: str) -> IndexPlan:
-    """Build the same plan on the device, with integer operations alone."""
-    if mode == "raise":
-        fix = "Values of a traced array cannot raise: pass mode='drop'."
-        _check.fail(ValueError, op, "mode", "'drop' for traced ids", "'raise'", fix)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        fix = "Pass a one-dimensional array of integers."
-        _check.fail(TypeError, op, "ids", "an integer array", f"dtype {ids.dtype}", fix)
-    if ids.ndim != 1:
-        fix = "Pass a one-dimensional array of integers; use vmap for a batch."
-        _check.fail(ValueError, op, "ids", "one-dimensional", f"shape {ids.shape}", fix)
-    m = _check.size(op, "the number of ids", ids.shape[0])
-    if jnp.iinfo(ids.dtype).bits < 32:
-        ids = ids.astype(jnp.int32)
-    # Compared in a type that holds both; only ids that fit are cast.
-    inside = (ids >= 0) & (ids < jnp.asarray(num_rows, ids.dtype))
-    rows = jnp.where(inside, ids, jnp.asarray(num_rows, ids.dtype)).astype(jnp.int32)
-    # Positions are carried through the sort: stable, with no look-up after it.
-    order, perm = jax.lax.sort(
-        (rows, jax.lax.iota(jnp.int32, m)), dimension=0, is_stable=True, num_keys=1
-    )
-    every_row = jax.lax.iota(jnp.int32, num_rows + 1)
-    indptr = jnp.searchsorted(order, every_row, side="left").astype(jnp.int32)
-    return IndexPlan(
-        jnp.where(inside, rows, -1).astype(jnp.int32),
-        indptr,
-        perm,
-        _traced_tasks(indptr, m),
-        num_rows,
-        m,
-        False,
-        False,
-    )
-
-
-def _traced_tasks(indptr: jax.Array, m: int) -> jax.Array:
-    count = num_tasks(m)
-    lengths = jnp.diff(indptr)
-    giant = lengths > GROUP
-    # Rounded up without a sum that could overflow.
-    groups = jnp.where(giant, (lengths - 1) // GROUP + 1, 0)
-    single = (lengths > LONG_ROW) & ~giant
-    giant_end = jnp.cumsum(groups, dtype=jnp.int32)
-    total_giant = jnp.sum(groups, dtype=jnp.int32)
-    single_end = total_giant + jnp.cumsum(single, dtype=jnp.int32)
-    first = jnp.where(giant, giant_end - groups, jnp.where(single, single_end - 1, count))
-    n = lengths.shape[0]
-    owner = jnp.full(count, -1, jnp.int32)
-    owner = owner.at[first].set(jax.lax.iota(jnp.int32, n), mode="drop")
-    # Each task belongs to the last row that starts at or before it.
-    position = jax.lax.iota(jnp.int32, count)
-    start = jax.lax.cummax(jnp.where(owner >= 0, position, -1))
-    total = total_giant + jnp.sum(single, dtype=jnp.int32)
-    used = position < total
-    row = jnp.where(used, owner[jnp.maximum(start, 0)], -1)
-    group = jnp.where(used, position - start, -1)
-    return jnp.stack([row, group], axis=-1).astype(jnp.int32)
+        _check.fail(ValueError, op, argument, expected, str(_ids.entry(indptr, bounds, -1)), fix)
+    return _finish(_csr.from_bounds(bounds), bounds.size - 1)

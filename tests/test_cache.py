@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jax_index
-from jax_index import _cache, _plan
+from jax_index import _cache, _ids, _plan
 
 from . import oracle
 
@@ -150,13 +150,13 @@ def test_the_bound_is_read_from_the_environment():
 
 def test_a_jax_array_is_copied_to_the_host_once(cache, monkeypatch):
     copies = []
-    host_ids = _plan.host_ids
+    host_ids = _ids.host_ids
 
     def counted(op, ids, *rest):
         copies.append(id(ids))
         return host_ids(op, ids, *rest)
 
-    monkeypatch.setattr(_plan, "host_ids", counted)
+    monkeypatch.setattr(_ids, "host_ids", counted)
     ids = jnp.array([1, 0, 1])
     for _ in range(4):
         jax_index.gather(jnp.ones(2), ids)

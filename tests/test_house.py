@@ -92,10 +92,16 @@ MAY_IMPORT = {
     "_storage": set(),
     "_primitive": {"_check", "_native"},
     "_fill": {"_check", "_storage"},
-    "_plan": {"_check", "_native", "_storage"},
-    "_cache": {"_check", "_plan"},
+    "_file": {"_check"},
+    "_ids": {"_check", "_storage"},
+    "_csr": {"_native"},
+    "_plan": {"_check", "_csr", "_file", "_ids"},
+    "_cache": {"_check", "_ids", "_plan"},
+    "_ends": {"_check", "_csr", "_ids", "_plan"},
+    "_matrices": {"_check", "_csr", "_ends", "_plan"},
+    "_graph": {"_csr", "_ends", "_file", "_matrices", "_plan"},
 }
-OP_MODULES = {"_cache", "_check", "_fill", "_plan", "_primitive", "_storage", "ops"}
+OP_MODULES = {"_cache", "_check", "_fill", "_graph", "_plan", "_primitive", "_storage", "ops"}
 
 
 def imports(path):

@@ -245,6 +245,32 @@ def test_copies():
     assert pickle.loads(pickle.dumps(plan.generic)).no_long_row is False
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("pattern", ["random", "hubs", "sorted", "sorted, padded last", "no rows"])
+def test_padded(pattern, where):
+    ids, num_rows = cases.PATTERNS[pattern]
+    plan = jax_index.make_plan(ids, num_rows, mode="drop")
+    kept = np.where((ids >= 0) & (ids < num_rows), ids, -1)
+    for edges, rows in ((0, 0), (0, 7), (1, 0), (700, 3)):
+        sizes = ids.size + edges, num_rows + rows
+        pad = lambda p, sizes=sizes: p.pad_to(*sizes)
+        padded = pad(plan) if where == "host" else jax.jit(pad)(plan)
+        assert_holds(padded, np.append(kept, np.full(edges, -1)), sizes[1])
+        assert (padded.identity, padded.no_long_row) == (plan.identity, plan.no_long_row)
+        if where == "host":
+            assert not any(leaf.committed for leaf in jax.tree.leaves(padded))
+    generic = plan.generic.pad_to(np.int64(ids.size + 1), jnp.int32(num_rows + 1))
+    assert (generic.identity, generic.no_long_row) == (False, False)
+
+
+def test_stacked_plans_are_padded_under_vmap():
+    plans = [jax_index.make_plan(ids, 3).generic for ids in ([2, 0], [1, 1])]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plans)
+    padded = jax.vmap(lambda p: p.pad_to(3, 4))(stack)
+    for k, ids in enumerate(([2, 0, -1], [1, 1, -1])):
+        assert_holds(jax.tree.map(lambda leaf, k=k: leaf[k], padded), ids, 4)
+
+
 def test_repr_and_size():
     plan = jax_index.make_plan([0, 0, 1], 2)
     assert repr(plan) == "IndexPlan(num_edges=3, num_rows=2, identity=True, no_long_row=True)"
@@ -391,7 +417,8 @@ def test_without_the_compiled_builder_the_plan_is_the_same(monkeypatch):
         plan = jax_index.make_plan(ids, num_rows, mode="drop")
         assert_same_plan(plan, made[name])
         assert (plan.identity, plan.no_long_row) == (made[name].identity, made[name].no_long_row)
-    assert_same_plan(jax_index.make_plan_from_indptr(bounds), from_bounds)
+    for dtype in ("int64", "uint64"):
+        assert_same_plan(jax_index.make_plan_from_indptr(bounds.astype(dtype)), from_bounds)
     with pytest.raises(IndexError, match=r"got ids\[1\] = 7\."):
         jax_index.make_plan([0, 7], 3)
 
