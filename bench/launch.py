@@ -23,7 +23,9 @@ class ColumnError(RuntimeError):
 
 def probe() -> dict[str, Any]:
     """Backend and device that columns will run on, found in a process of its own."""
-    done = subprocess.run(_command("probe"), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        _command("bench.worker", "probe"), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise ColumnError(done.stderr.strip()[-2000:])
     return json.loads(done.stdout.splitlines()[-1])
@@ -38,11 +40,26 @@ def run_column(
 ) -> dict[str, Any]:
     """Run `job` on the saved problem with `flags` added to XLA_FLAGS."""
     stem = folder / f"{job.column}-{'timed' if job.measure else 'bits'}"
+    return run_child("bench.worker", dataclasses.asdict(job), problem, stem, flags, progress)
+
+
+def run_child(
+    worker: str,
+    job: dict[str, Any],
+    problem: Path,
+    stem: Path,
+    flags: Sequence[str],
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """The record that `main` of a worker module makes of a job and a file, in a new process.
+
+    Its files lie at `stem` with suffixes of their own; `flags` are added to XLA_FLAGS.
+    """
     job_path, record_path, errors = (stem.with_suffix(s) for s in (".job", ".json", ".stderr"))
-    job_path.write_text(json.dumps(dataclasses.asdict(job)))
+    job_path.write_text(json.dumps(job))
     environment = dict(os.environ)
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
-    command = _command("main", str(job_path), str(problem), str(record_path))
+    command = _command(worker, "main", str(job_path), str(problem), str(record_path))
     with (
         errors.open("w") as stderr,
         subprocess.Popen(
@@ -64,8 +81,8 @@ def run_column(
     return json.loads(record_path.read_text())
 
 
-def _command(function: str, *arguments: str) -> list[str]:
+def _command(worker: str, function: str, *arguments: str) -> list[str]:
     """A Python that finds this folder last: an installed jax_index goes before a source tree."""
     root = str(Path(__file__).resolve().parents[1])
-    code = f"import sys; sys.path.append({root!r}); from bench.worker import {function} as run; "
+    code = f"import sys; sys.path.append({root!r}); from {worker} import {function} as run; "
     return [sys.executable, "-P", "-c", code + "run()", *arguments]
