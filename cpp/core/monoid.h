@@ -18,6 +18,29 @@ struct Sum {
   }
 };
 
+struct Product {
+  template <class T>
+  static JI_HD T identity() {
+    return T(1);
+  }
+  template <class V>
+  static JI_HD V combine(V a, V b) {
+    return V(a * b);
+  }
+};
+
+// Of unsigned integers; Key makes them of every other dtype.
+struct Largest {
+  template <class T>
+  static JI_HD T identity() {
+    return T(0);
+  }
+  template <class V>
+  static JI_HD V combine(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+
 template <class Monoid, class Tile>
 struct TileFold;
 

@@ -27,31 +27,33 @@ constexpr int kMaxLevels = 6;
 
 namespace jax_index::JI_TARGET {
 
-// The items of a fold. `index(p)` reads which edge stands at position p; `there(edge)` says whether
-// it is one to fold; `fetch(edge)` reads it as stored; `widen(raw)` makes it an accumulator value.
-// They are apart so that a worker has several reads on their way before the first is used.
+// The items of a fold. `index(p)` reads which item stands at position p, `nothing()` is one that is
+// not there; `there(index)` says whether it is one to fold; `fetch(index)` reads it as stored;
+// `add(acc, raw)` folds it. They are apart so that a worker has several reads on their way before
+// the first is used.
 
 // Folds `count` positions from `begin` on, at most kChunk, InFlight reads at a time.
 template <class Monoid, int InFlight, class Value, class Items>
 JI_HD Value fold_chunk(i32 begin, i32 count, const Items& items) {
   using Fold = TileFold<Monoid, Value>;
-  using Raw = decltype(items.fetch(0));
+  using Index = decltype(items.index(0));
+  using Raw = decltype(items.fetch(items.index(0)));
   Value acc = Fold::identity();
   JI_NO_UNROLL
   for (i32 k = 0; k < count; k += InFlight) {
-    i32 edge[InFlight];
+    Index index[InFlight];
     Raw raw[InFlight];
     JI_UNROLL
     for (int u = 0; u < InFlight; ++u) {
-      edge[u] = -1;
-      if (k + u < count) edge[u] = items.index(begin + k + u);
+      index[u] = items.nothing();
+      if (k + u < count) index[u] = items.index(begin + k + u);
     }
     JI_UNROLL
     for (int u = 0; u < InFlight; ++u)
-      if (items.there(edge[u])) raw[u] = items.fetch(edge[u]);
+      if (items.there(index[u])) raw[u] = items.fetch(index[u]);
     JI_UNROLL
     for (int u = 0; u < InFlight; ++u)
-      if (items.there(edge[u])) acc = Fold::combine(acc, items.widen(raw[u]));
+      if (items.there(index[u])) acc = items.add(acc, raw[u]);
   }
   return acc;
 }

@@ -77,6 +77,28 @@ JI_HD RawTile<T, L, K> load_raw(const BitsOf<T>* at) {
 #endif
 }
 
+// What is met once in a fold (an edge), what may be met again (a row of another array), and an
+// index.
+template <class T, int L, int K>
+JI_HD RawTile<T, L, K> load_edge(const BitsOf<T>* at) {
+#if defined(__CUDA_ARCH__)
+  return load_once<RawTile<T, L, K>>(at);
+#else
+  return load_raw<T, L, K>(at);
+#endif
+}
+template <class T, int L, int K>
+JI_HD RawTile<T, L, K> load_shared(const BitsOf<T>* at) {
+  return load_raw<T, L, K>(at);
+}
+JI_HD i32 load_index(const i32* at) {
+#if defined(__CUDA_ARCH__)
+  return __ldg(at);
+#else
+  return *at;
+#endif
+}
+
 template <class T, int L, int K>
 JI_HD Tile<AccOf<T>, L, K> widen(const RawTile<T, L, K>& raw, const MiniFloat& mini) {
 #if defined(__CUDACC__)

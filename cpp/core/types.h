@@ -22,7 +22,14 @@ struct F8 {
   u8 bits;
 };
 
-// The layout of a float of at most 8 bits.
+// A number of any kind as an unsigned integer that is ordered as the numbers are, so that one
+// maximum serves every dtype, and the minimum too. Which kind is a run-time MiniFloat.
+template <class U>
+struct Key {
+  U bits;
+};
+
+// The layout of a float of at most 8 bits; or of a Key.
 struct MiniFloat {
   enum Special : i32 {
     kIeee,    // all-ones exponent is inf / NaN
@@ -30,6 +37,10 @@ struct MiniFloat {
     kFnuz,    // no inf, no -0; the bits of -0 are NaN
     kFinite,  // no inf, no NaN: overflow saturates, NaN becomes -0
     kScale,   // unsigned power of two without zero; 0xff is NaN
+    // Keys: of integers, and of IEEE floats with `mantissa_bits`; for a minimum the bias is 1.
+    kUnsignedKey,
+    kSignedKey,
+    kFloatKey,
   };
   i32 exponent_bits = 0;
   i32 mantissa_bits = 0;
@@ -203,6 +214,45 @@ struct Codec<F8> {
   template <int L>
   static JI_HD Vec<u8, L> encode(Vec<float, L> value, const MiniFloat& format) {
     return map_lanes<u8, L>(value, [&](float v) { return (u8)encode_mini(v, format); });
+  }
+};
+
+// Of equal zeros the positive one is larger. NaN has the largest key, in a minimum too, so it wins.
+// The smallest key belongs to no number but an integer's least: it is the identity, -inf or inf.
+template <class U>
+struct Codec<Key<U>> {
+  using Bits = U;
+  using Acc = U;
+  static constexpr U kTop = U(U(1) << (8 * sizeof(U) - 1));
+  static JI_HD U inf(const MiniFloat& f) {
+    return U(U(kTop - 1) >> f.mantissa_bits << f.mantissa_bits);
+  }
+  template <int L>
+  static JI_HD Vec<U, L> decode(Vec<U, L> bits, const MiniFloat& f) {
+    using V = Vec<U, L>;
+    V key = bits;
+    if (f.special == MiniFloat::kSignedKey) key = V(bits ^ (V{} + kTop));
+    if (f.special == MiniFloat::kFloatKey)
+      key = select<U, L>((bits & (V{} + kTop)) != V{}, V(~bits), V(bits | (V{} + kTop)));
+    if (f.bias) key = V(~key);
+    if (f.special == MiniFloat::kFloatKey) {
+      const V magnitude = V(bits & (V{} + U(kTop - 1)));
+      key = select<U, L>(magnitude > V{} + inf(f), V(~V{}), key);
+    }
+    return key;
+  }
+  template <int L>
+  static JI_HD Vec<U, L> encode(Vec<U, L> key, const MiniFloat& f) {
+    using V = Vec<U, L>;
+    const V plain = f.bias ? V(~key) : key;
+    if (f.special == MiniFloat::kUnsignedKey) return plain;
+    if (f.special == MiniFloat::kSignedKey) return V(plain ^ (V{} + kTop));
+    V bits = select<U, L>((plain & (V{} + kTop)) != V{}, V(plain ^ (V{} + kTop)), V(~plain));
+    const U infinite = inf(f);
+    const U nan = U(infinite | U(U(1) << (f.mantissa_bits - 1)));
+    const U none = U(f.bias ? infinite : infinite | kTop);
+    bits = select<U, L>(key == V(~V{}), V{} + nan, bits);
+    return select<U, L>(key == V{}, V{} + none, bits);
   }
 };
 

@@ -75,6 +75,23 @@ JI_HD Vec<To, L> map_lanes(From from, Fn fn) {
 #endif
 }
 
+// Lanes hold two's complement numbers in an unsigned type.
+template <class U, int L>
+JI_HD Vec<U, L> arithmetic_shift(Vec<U, L> value, int by) {
+  const Vec<U, L> sign = value >> (8 * (int)sizeof(U) - 1);
+  return (value >> by) | ((Vec<U, L>{} - sign) << (8 * (int)sizeof(U) - by));
+}
+template <class U, int L>
+JI_HD Vec<U, L> arithmetic_half(Vec<U, L> value) {
+  return arithmetic_shift<U, L>(value, 1);
+}
+// Exact where the number has fewer bits than T's mantissa.
+template <class T, class U, int L>
+JI_HD Vec<T, L> signed_to_real(Vec<U, L> value) {
+  return map_lanes<T, L>(value,
+                         [](U v) { return v >> (8 * sizeof(U) - 1) ? -(T)(U)(0 - v) : (T)v; });
+}
+
 // Tile<T, L, K>: K vectors of L lanes: the neighbouring features of one row that one worker owns.
 // It nests instead of holding an array, so that every part stays in a register.
 template <class T, int L, int K>
@@ -99,6 +116,15 @@ JI_HD Tile<T, L, K> tile_zip(const Tile<T, L, K>& a, const Tile<T, L, K>& b, Fn 
   Tile<T, L, K> out;
   out.head = fn(a.head, b.head);
   if constexpr (K > 1) out.tail = tile_zip(a.tail, b.tail, fn);
+  return out;
+}
+
+template <class T, int L, int K, class Fn>
+JI_HD Tile<T, L, K> tile_zip3(const Tile<T, L, K>& a, const Tile<T, L, K>& b,
+                              const Tile<T, L, K>& c, Fn fn) {
+  Tile<T, L, K> out;
+  out.head = fn(a.head, b.head, c.head);
+  if constexpr (K > 1) out.tail = tile_zip3(a.tail, b.tail, c.tail, fn);
   return out;
 }
 

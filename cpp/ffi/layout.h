@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From shapes to loops. Data arrays have one rank; `axis` holds the rows or the edges. A batch of
 // plans is a data axis named in `plan_axes`, in the order of the leading axes of the plan's arrays.
-// An array that does not vary along such an axis has size 1 there.
+// An array that does not vary along such an axis has size 1 there. An array of lower rank (weights)
+// has one element for all that lies behind its own axes.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@ struct DataLayout {
 struct Layout {
   std::vector<i64> loops;  // data axes that are looped over
   std::vector<i64> size;   // their sizes
+  i64 inner = 0;           // the first data axis of a row
   i64 width = 1;           // elements of one contiguous row
 };
 
@@ -39,20 +41,26 @@ inline Layout layout_of(Dims dims, i64 axis, Dims plan_axes, std::initializer_li
   i64 inner = axis + 1;
   for (i64 p : plan_axes) inner = std::max(inner, p + 1);
   for (const Dims& operand : data)
-    for (i64 d = inner; d < (i64)dims.size(); ++d)
+    for (i64 d = inner; d < (i64)operand.size(); ++d)
       if (operand[d] != dims[d]) inner = d + 1;
   for (i64 d = 0; d < inner; ++d) {
     if (d == axis) continue;
     out.loops.push_back(d);
     out.size.push_back(dims[d]);
   }
+  out.inner = inner;
   out.width = product(dims, inner, dims.size());
   return out;
 }
 
-inline DataLayout data_layout(Dims dims, i64 axis) {
+// Neighbouring elements of a row that share one element of an array with `rank` axes.
+inline i64 group_of(const Layout& layout, Dims dims, size_t rank) {
+  return product(dims, std::max((size_t)layout.inner, rank), dims.size());
+}
+
+inline DataLayout data_layout(Dims dims, i64 axis, size_t rank = 0) {
   DataLayout out;
-  out.stride.resize(dims.size());
+  out.stride.resize(std::max(dims.size(), rank));
   i64 step = 1;
   for (i64 d = (i64)dims.size() - 1; d >= 0; --d) {
     out.stride[d] = dims[d] == 1 ? 0 : step;
@@ -109,7 +117,7 @@ inline bool plan_fits(Dims dims, i64 inner_rank, Dims plan_axes, Dims data) {
 }
 
 inline bool data_fits(Dims dims, Dims out, i64 axis) {
-  if (dims.size() != out.size() || axis < 0 || axis >= (i64)dims.size()) return false;
+  if (dims.size() > out.size() || axis < 0 || axis >= (i64)dims.size()) return false;
   for (size_t d = 0; d < dims.size(); ++d)
     if ((i64)d != axis && dims[d] != out[d] && dims[d] != 1) return false;
   return true;

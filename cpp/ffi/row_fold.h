@@ -2,6 +2,8 @@
 // From buffers to the arguments of a row fold.
 #pragma once
 
+#include <optional>
+
 #include "ffi/backend.h"
 #include "ffi/dispatch.h"
 #include "ffi/plan.h"
@@ -17,66 +19,111 @@ struct RowFoldAttrs {
   bool float4;       // bytes that hold a four-bit float each
 };
 
-inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::AnyBuffer edges,
-                                const ffi::AnyBuffer* init, PlanArray ids, PlanArray indptr,
-                                PlanArray perm, PlanArray tasks, ffi::AnyBuffer out,
-                                ffi::AnyBuffer partials, RowFoldArgs* a) {
-  const Dims shape = out.dimensions();
-  const i64 axis = at.axis;
-  JI_CHECK(data_fits(edges.dimensions(), shape, axis), op, "y", "the result's shape off the axis",
-           edges.dimensions().size());
-  PlanStrides plan;
-  ffi::Error error =
-      fill_csr(op, {ids, indptr, perm, tasks, at.identity}, shape, at.plan_axes, &a->csr, &plan);
-  if (error.failure()) return error;
-  JI_CHECK(edges.dimensions()[axis] == a->csr.num_edges, op, "y", "one row for each edge",
-           edges.dimensions()[axis]);
-  JI_CHECK(shape[axis] == a->csr.num_rows, op, "indptr", "one more than the rows",
-           last_size(indptr));
-  JI_CHECK(edges.element_type() == out.element_type(), op, "y", "the result's dtype",
-           (int)edges.element_type());
-  SumType type;
-  JI_CHECK(sum_type(edges.element_type(), &type), op, "y", "a dtype that can be summed",
-           (int)edges.element_type());
-  if (at.float4) type = {DType::kF8, kFloat4, 1};
+struct RowFoldOperands {
+  ffi::AnyBuffer edges;
+  PlanArray ids, indptr, perm, tasks;
+  ffi::AnyBuffer out, partials;
+  std::optional<ffi::AnyBuffer> row = {};
+  std::optional<ffi::AnyBuffer> other = {};
+  std::optional<PlanArray> source = {};
+};
 
-  const DataLayout from = data_layout(edges.dimensions(), axis);
-  const DataLayout to = data_layout(shape, axis);
-  DataLayout start;
-  if (init != nullptr) {
-    JI_CHECK(data_fits(init->dimensions(), shape, axis) && init->dimensions()[axis] == shape[axis],
-             op, "x", "the result's shape", init->dimensions().size());
-    JI_CHECK(init->element_type() == out.element_type(), op, "x", "the result's dtype",
-             (int)init->element_type());
-    start = data_layout(init->dimensions(), axis);
-    a->init = init->untyped_data();
+// The accumulator type of the dtypes that are summed in a wider one.
+inline bool is_wide(XlaType type, DType dtype) {
+  const bool narrow = dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF8;
+  return narrow && type == XlaType::F32;
+}
+
+inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, const RowFoldOperands& in,
+                                RowFoldArgs* a) {
+  const Dims shape = in.out.dimensions();
+  const Dims edges = in.edges.dimensions();
+  const i64 axis = at.axis;
+  JI_CHECK(data_fits(edges, shape, axis) && edges.size() == shape.size(), op, "y",
+           "the result's shape off the axis", edges.size());
+  PlanStrides plan;
+  ffi::Error error = fill_csr(op, {in.ids, in.indptr, in.perm, in.tasks, at.identity}, shape,
+                              at.plan_axes, &a->csr, &plan);
+  if (error.failure()) return error;
+  std::vector<i64> source;
+  a->num_sources = edges[axis];
+  if (in.source) {
+    JI_CHECK(plan_fits(in.source->dimensions(), 1, at.plan_axes, shape) &&
+                 last_size(*in.source) == a->csr.num_edges,
+             op, "source", "one for each edge", last_size(*in.source));
+    source = plan_strides(in.source->dimensions(), 1, shape.size(), at.plan_axes);
+    a->source = in.source->typed_data();
+  } else {
+    JI_CHECK(edges[axis] == a->csr.num_edges, op, "y", "one row for each edge", edges[axis]);
   }
-  const Layout layout =
-      layout_of(shape, axis, at.plan_axes, {edges.dimensions(), init ? init->dimensions() : shape});
+  JI_CHECK(shape[axis] == a->csr.num_rows, op, "indptr", "one more than the rows",
+           last_size(in.indptr));
+  const XlaType type_in = in.edges.element_type();
+  SumType type;
+  JI_CHECK(sum_type(type_in, &type), op, "y", "a dtype that can be summed", (int)type_in);
+  if (at.float4) type = {DType::kF8, kFloat4, 1};
+  const auto fits = [&](XlaType given, bool* wide) {
+    *wide = given != type_in && is_wide(given, type.dtype);
+    return given == type_in || *wide;
+  };
+  JI_CHECK(fits(in.out.element_type(), &a->out_wide), op, "result",
+           "y's dtype or its accumulator's", (int)in.out.element_type());
+
+  const DataLayout from = data_layout(edges, axis);
+  const DataLayout to = data_layout(shape, axis);
+  DataLayout row, other;
+  if (in.row) {
+    const Dims dims = in.row->dimensions();
+    JI_CHECK(data_fits(dims, shape, axis) && dims[axis] == shape[axis], op, "row operand",
+             "the result's shape", dims.size());
+    JI_CHECK(fits(in.row->element_type(), &a->row_wide), op, "row operand",
+             "y's dtype or its accumulator's", (int)in.row->element_type());
+    row = data_layout(dims, axis, shape.size());
+    a->row = in.row->untyped_data();
+  }
+  if (in.other) {
+    const Dims dims = in.other->dimensions();
+    JI_CHECK(data_fits(dims, shape, axis) && dims[axis] == a->csr.num_edges, op, "edge operand",
+             "one row for each edge", dims.size());
+    JI_CHECK(fits(in.other->element_type(), &a->other_wide), op, "edge operand",
+             "y's dtype or its accumulator's", (int)in.other->element_type());
+    other = data_layout(dims, axis, shape.size());
+    a->other = in.other->untyped_data();
+  }
+  const Dims row_dims = in.row ? in.row->dimensions() : shape;
+  const Dims other_dims = in.other ? in.other->dimensions() : shape;
+  const Layout layout = layout_of(shape, axis, at.plan_axes, {edges, row_dims, other_dims});
+  const size_t weight_rank = in.other ? other_dims.size() : row_dims.size();
+  a->group = in.other || in.row ? group_of(layout, shape, weight_rank) : layout.width;
+  JI_CHECK(!in.other || !in.row || row_dims.size() == shape.size() ||
+               a->group == group_of(layout, shape, row_dims.size()),
+           op, "row operand", "the axes of the edge operand, or the result's", row_dims.size());
   JI_CHECK(make_nest(layout,
-                     {&from.stride, init ? &start.stride : nullptr, &to.stride, &plan.ids,
-                      &plan.indptr, &plan.perm, &plan.tasks},
+                     {&from.stride, in.other ? &other.stride : nullptr,
+                      in.row ? &row.stride : nullptr, &to.stride, &plan.ids, &plan.indptr,
+                      &plan.perm, &plan.tasks, in.source ? &source : nullptr},
                      &a->nest),
            op, "y", "at most 24 separate batch axes", layout.loops.size());
   for (int d = 0; d < a->nest.rank; ++d)
-    for (int k : {RowFoldArgs::kEdges, RowFoldArgs::kInit, RowFoldArgs::kOut})
+    for (int k : {RowFoldArgs::kEdges, RowFoldArgs::kOther, RowFoldArgs::kRow, RowFoldArgs::kOut})
       a->nest.stride[d][k] *= type.parts;
 
-  a->edges = edges.untyped_data();
-  a->out = out.untyped_data();
+  a->edges = in.edges.untyped_data();
+  a->out = in.out.untyped_data();
   a->no_long_row = at.no_long_row;
   a->width = layout.width * type.parts;
   a->edge_pitch = from.pitch * type.parts;
-  a->init_pitch = start.pitch * type.parts;
+  a->other_pitch = other.pitch * type.parts;
+  a->row_pitch = row.pitch * type.parts;
   a->out_pitch = to.pitch * type.parts;
   a->dtype = type.dtype;
   a->mini = type.mini;
-  a->partials = partials.untyped_data();
+  a->partials = in.partials.untyped_data();
   const i64 row_bytes = a->nest.slices * a->width * accumulator_bytes(type.dtype);
   if (!at.no_long_row) {
     a->num_partials = max_partials(a->csr.num_edges);
-    JI_CHECK((i64)partials.size_bytes() >= a->num_partials * row_bytes, op, "partials",
-             "room for every task of a long row", partials.size_bytes());
+    JI_CHECK((i64)in.partials.size_bytes() >= a->num_partials * row_bytes, op, "partials",
+             "room for every task of a long row", in.partials.size_bytes());
   }
   return ffi::Error::Success();
 }
@@ -84,9 +131,9 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, ffi::Any
 }  // namespace jax_index
 
 // The attributes that RowFoldAttrs is made of, in its order.
-#define JI_ROW_FOLD_ATTRS                      \
+#define JI_PLAN_ATTRS                          \
   .Attr<i64>("axis")                           \
       .Attr<ffi::Span<const i64>>("plan_axes") \
       .Attr<bool>("identity")                  \
-      .Attr<bool>("no_long_row")               \
-      .Attr<bool>("float4")
+      .Attr<bool>("no_long_row")
+#define JI_ROW_FOLD_ATTRS JI_PLAN_ATTRS.Attr<bool>("float4")

@@ -21,6 +21,13 @@ struct WideRows {
   static constexpr int kTaskBlocks = 1056;  // blocks that share the long rows, for each slice
 };
 
+// The same where rows of another array are read and multiplied by weights: more indices on their
+// way.
+template <int Accumulators>
+struct ProductRows : WideRows<Accumulators> {
+  static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
+};
+
 // Rows of few words: a warp stages the words of its rows in shared memory.
 struct NarrowRows {
   static constexpr int kThreads = 128;
@@ -53,6 +60,17 @@ struct GatherRows {
   static constexpr int kEdges = 4;         // edges whose places a thread looks up at once
   static constexpr int kTaskBlocks = 528;  // that share the long rows and the dropped edges
   static constexpr i64 kMinWidth = 256;    // bytes of a row from which on it is the faster way
+};
+
+// Dots over the features of two rows: a team of threads for each.
+struct Dots {
+  static constexpr int kThreads = 128;
+  static constexpr int kDots = 2;  // that a team has on their way
+};
+
+// Elementwise arithmetic: a thread for each element.
+struct Elements {
+  static constexpr int kThreads = 256;
 };
 
 constexpr i64 kMaxGrid = 0x7fffffff;

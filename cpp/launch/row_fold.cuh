@@ -25,38 +25,53 @@ template <>
 constexpr bool kCommon<u32> = true;
 
 template <class Monoid, class T, int N>
+void launch_sums(const Cuda& cuda, const RowFoldArgs& a) {
+  if (a.csr.perm) return launch_wide<SumProgram<Monoid, T, Order::kPermuted>, N>(cuda, a);
+  launch_wide<SumProgram<Monoid, T, Order::kIdentity>, N>(cuda, a);
+}
+
+template <class Monoid, class T, int N>
 void launch_rows(const Cuda& cuda, const RowFoldArgs& a) {
   if constexpr (kCommon<T>) {
-    // Short rows of sorted scalars are read in order anyhow: a thread for each row is the faster way.
+    // Short rows of sorted scalars are read in order anyhow: a thread for each row is the faster
+    // way.
     const bool scalars = a.width == 1 && a.csr.perm == nullptr && a.no_long_row;
     if (a.width / N <= NarrowRows::kMaxLanes && !scalars)
       return launch_narrow<Monoid, T, N>(cuda, a);
   }
-  launch_wide<Monoid, T, N>(cuda, a);
+  launch_sums<Monoid, T, N>(cuda, a);
 }
 
-template <class Monoid, class T, int N>
-void launch_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
-  launch_rows<Monoid, T, N>(cuda, a);
-  // Only a row of more than kGroup edges leaves partials.
-  if (!a.no_long_row && a.csr.num_edges > kGroup) launch_partials<Monoid, T>(cuda, a);
+// Only a row of more than kGroup edges leaves partials.
+template <class Finish, class Monoid, class T>
+void finish_partials(const Cuda& cuda, const RowFoldArgs& a) {
+  if (!a.no_long_row && a.csr.num_edges > kGroup) launch_partials<Finish, Monoid, T>(cuda, a);
 }
 
-// The most elements, among the listed numbers, that a thread may own: every distance and address is
-// a multiple of them.
+// Whether a thread may own N elements: every distance and address is a multiple of them. The row
+// operand counts where it is read word by word.
+template <class T, int N>
+bool word_fits(const RowFoldArgs& a, bool row_words = true) {
+  u64 distances = (u64)a.width | (u64)a.edge_pitch | (u64)a.out_pitch;
+  u64 addresses = reinterpret_cast<u64>(a.edges) | reinterpret_cast<u64>(a.out);
+  for (int d = 0; d < a.nest.rank; ++d)
+    distances |= (u64)(a.nest.stride[d][RowFoldArgs::kEdges] | a.nest.stride[d][RowFoldArgs::kOut]);
+  if (row_words) {
+    distances |= (u64)a.row_pitch;
+    addresses |= reinterpret_cast<u64>(a.row);
+    for (int d = 0; d < a.nest.rank; ++d) distances |= (u64)a.nest.stride[d][RowFoldArgs::kRow];
+  }
+  return distances % N == 0 && addresses % (N * sizeof(BitsOf<T>)) == 0;
+}
+
+// The most elements, among the listed numbers, that a thread may own.
 template <class Monoid, class T, int N, int... Fewer>
 void widest(const Cuda& cuda, const RowFoldArgs& a) {
-  constexpr u64 kBytes = N * sizeof(BitsOf<T>);
-  u64 distances = (u64)a.width | (u64)a.edge_pitch | (u64)a.init_pitch | (u64)a.out_pitch;
-  for (int d = 0; d < a.nest.rank; ++d)
-    distances |= (u64)(a.nest.stride[d][RowFoldArgs::kEdges] |
-                       a.nest.stride[d][RowFoldArgs::kInit] | a.nest.stride[d][RowFoldArgs::kOut]);
-  const u64 addresses =
-      reinterpret_cast<u64>(a.edges) | reinterpret_cast<u64>(a.init) | reinterpret_cast<u64>(a.out);
   if constexpr (sizeof...(Fewer) > 0) {
-    if (distances % N || addresses % kBytes) return widest<Monoid, T, Fewer...>(cuda, a);
+    if (!word_fits<T, N>(a)) return widest<Monoid, T, Fewer...>(cuda, a);
   }
-  launch_row_fold<Monoid, T, N>(cuda, a);
+  launch_rows<Monoid, T, N>(cuda, a);
+  finish_partials<AddFinish, Monoid, T>(cuda, a);
 }
 
 // Dtypes that fill GPUs get every width of a word; the others the widest and one element.

@@ -4,7 +4,7 @@
 // adds.
 #pragma once
 
-#include "core/row_fold.h"
+#include "core/row_items.h"
 #include "launch/cpu.h"
 
 namespace jax_index::JI_TARGET {
@@ -38,31 +38,46 @@ JI_HD void for_each_tile(i64 width, const Fn& fn) {
   for_each_tail<A, kLanes>(column, width, fn);
 }
 
-template <class Monoid, class T>
+template <class Program>
 struct RowFoldCpu {
+  using Monoid = typename Program::Monoid;
+  using T = typename Program::T;
   using A = AccOf<T>;
   const RowFoldArgs& a;
 
-  // The edges of a row in one tile of columns.
   template <class Shape>
-  struct Items {
-    const RowFoldArgs& a;
-    const CsrView& csr;
-    const BitsOf<T>* edges;  // from the tile's first column on
+  using Items = typename Program::template Items<Shape::kLanes, Shape::kParts>;
 
-    const BitsOf<T>* at(i64 edge) const { return edges + edge * a.edge_pitch; }
-    i32 index(i32 p) const { return edge_at(csr, p); }
-    bool there(i32 edge) const { return edge >= 0; }
-    auto fetch(i32 edge) const { return load_raw<T, Shape::kLanes, Shape::kParts>(at(edge)); }
-    auto widen(const RawTile<T, Shape::kLanes, Shape::kParts>& raw) const {
-      return JI_TARGET::widen<T, Shape::kLanes, Shape::kParts>(raw, a.mini);
-    }
-  };
+  // Called out of line: rows and tasks share it, and it is most of the code of an op.
+  template <class Shape>
+  __attribute__((noinline)) auto fold(const RowFoldSlice<T>& s, const CsrView& csr, i64 row,
+                                      RowRange edges, i64 column) const {
+    Items<Shape> items(s, csr, column);
+    items.set_row(row);
+    return fold_group<Monoid, 1, typename Shape::Value>(edges.begin, edges.count, items);
+  }
 
   template <class Shape>
-  JI_HD auto fold(const CsrView& csr, const BitsOf<T>* data, RowRange edges, i64 column) const {
-    return fold_group<Monoid, 1, typename Shape::Value>(edges.begin, edges.count,
-                                                        Items<Shape>{a, csr, data + column});
+  __attribute__((noinline)) void finish(const RowFoldSlice<T>& s, i64 row, i64 column,
+                                        const typename Shape::Value& value, i32 count) const {
+    Program::Finish::template store<Monoid, T, Shape::kLanes, Shape::kParts>(s, row, column, value,
+                                                                             count);
+  }
+
+  // Elements that share a weight are tiled by themselves.
+  template <class Fn>
+  JI_HD void tiles(const Fn& fn) const {
+    if (!Program::kGrouped || Program::kOwnWeights || a.group == a.width)
+      return for_each_tile<A>(a.width, fn);
+    for (i64 first = 0; first < a.width; first += a.group)
+      for_each_tile<A>(a.group, [&](auto shape, i64 column) { fn(shape, first + column); });
+  }
+
+  // The row of `edges` at position p of the CSR, or -1.
+  i32 source_at(const RowFoldSlice<T>& s, const CsrView& csr, i64 p) const {
+    if (!Program::kGrouped) return edge_at(csr, (i32)p);
+    const i32 source = s.source()[p];
+    return (u32)source < (u32)a.num_sources ? source : -1;
   }
 
   // Edges ahead of the fold whose cache lines are asked for, and lines of each.
@@ -71,15 +86,16 @@ struct RowFoldCpu {
 
   // Asks for the edges at positions [from, to) of the CSR; they belong to this row and the next
   // ones.
-  i64 ask_for(const CsrView& csr, const BitsOf<T>* data, i64 from, i64 to) const {
+  i64 ask_for(const RowFoldSlice<T>& s, const CsrView& csr, i64 from, i64 to) const {
+    const BitsOf<T>* data = s.edges();
     if (to > csr.num_edges) to = csr.num_edges;
     if (to - from > 4 * kAhead) from = to - 4 * kAhead;
     const i64 bytes = a.width * (i64)sizeof(BitsOf<T>);
     const i64 reach = bytes < 64 * kLines ? bytes : 64 * kLines;
     for (; from < to; ++from) {
-      const i32 edge = edge_at(csr, (i32)from);
-      if (edge < 0) continue;
-      const char* at = reinterpret_cast<const char*>(data + edge * a.edge_pitch);
+      const i32 source = source_at(s, csr, from);
+      if (source < 0) continue;
+      const char* at = reinterpret_cast<const char*>(data + source * a.edge_pitch);
       for (i64 byte = 0; byte < reach; byte += 64) JI_PREFETCH(at + byte);
     }
     return from;
@@ -87,16 +103,15 @@ struct RowFoldCpu {
 
   void rows(const RowFoldSlice<T>& s, i64 first, i64 last) const {
     const CsrView csr = s.csr();
-    const BitsOf<T>* data = s.edges();
     i64 asked = first < last ? row_range(csr, first).begin : 0;
     for (i64 row = first; row < last; ++row) {
       const RowRange edges = row_range(csr, row);
-      if (csr.perm) asked = ask_for(csr, data, asked, (i64)edges.begin + edges.count + kAhead);
-      const bool empty = edges.count == 0;
+      if (csr.perm || a.source)
+        asked = ask_for(s, csr, asked, (i64)edges.begin + edges.count + kAhead);
       if (!a.no_long_row && edges.count > kLongRow) continue;
-      for_each_tile<A>(a.width, [&](auto shape, i64 column) {
-        finish_row<Monoid, T>(s, row, column, fold<decltype(shape)>(csr, data, edges, column),
-                              empty);
+      tiles([&](auto shape, i64 column) {
+        using Shape = decltype(shape);
+        finish<Shape>(s, row, column, fold<Shape>(s, csr, row, edges, column), edges.count);
       });
     }
   }
@@ -105,10 +120,11 @@ struct RowFoldCpu {
     const CsrView csr = s.csr();
     const Task task = task_at(csr, t);
     if (task.row < 0 || (!task.whole && t >= a.num_partials)) return;
-    for_each_tile<A>(a.width, [&](auto shape, i64 column) {
-      const auto value = fold<decltype(shape)>(csr, s.edges(), task.edges, column);
+    tiles([&](auto shape, i64 column) {
+      using Shape = decltype(shape);
+      const auto value = fold<Shape>(s, csr, task.row, task.edges, column);
       if (task.whole) {
-        finish_row<Monoid, T>(s, task.row, column, value, false);
+        finish<Shape>(s, task.row, column, value, task.edges.count);
       } else {
         store_partial(s.partials() + t * a.width + column, value);
       }
@@ -116,15 +132,17 @@ struct RowFoldCpu {
   }
 
   void partials(const RowFoldSlice<T>& s, i64 t) const {
-    const Task task = task_at(s.csr(), t);
+    const CsrView csr = s.csr();
+    const Task task = task_at(csr, t);
     if (task.row < 0 || task.whole || task.groups == 0 || t + task.groups > a.num_partials) return;
-    for_each_tile<A>(a.width, [&](auto shape, i64 column) {
+    const i32 count = row_range(csr, task.row).count;
+    tiles([&](auto shape, i64 column) {
       using Shape = decltype(shape);
       TreeFold<Monoid, typename Shape::Value> tree;
       for (i64 g = t; g < t + task.groups; ++g)
         tree.push(
             load_partial<A, Shape::kLanes, Shape::kParts>(s.partials() + g * a.width + column));
-      finish_row<Monoid, T>(s, task.row, column, tree.finish(), false);
+      finish<Shape>(s, task.row, column, tree.finish(), count);
     });
   }
 
@@ -208,9 +226,14 @@ void with_type(DType dtype, const Fn& fn) {
   }
 }
 
+template <class Monoid, class T>
+void run_sums(const Cpu& cpu, const RowFoldArgs& a) {
+  RowFoldCpu<SumProgram<Monoid, T, Order::kEither>>{a}.run(cpu);
+}
+
 template <class Monoid>
 void run_row_fold(const Cpu& cpu, const RowFoldArgs& a) {
-  with_type(a.dtype, [&](auto type) { RowFoldCpu<Monoid, decltype(type)>{a}.run(cpu); });
+  with_type(a.dtype, [&](auto type) { run_sums<Monoid, decltype(type)>(cpu, a); });
 }
 
 }  // namespace jax_index::JI_TARGET

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of few words. The edges of neighbouring rows are neighbours in the CSR: a warp copies their
-// words to shared memory with all its lanes, then each thread folds its row from there, in order.
-// Rows that cross a stage keep their fold in registers. The first blocks take the tasks of long
-// rows.
+// Sums of rows of few words. The edges of neighbouring rows are neighbours in the CSR: a warp
+// copies their words to shared memory with all its lanes, then each thread folds its row from
+// there, in order. Rows that cross a stage keep their fold in registers. The first blocks take the
+// tasks of long rows.
 #pragma once
 
 #include "launch/row_fold_tasks.cuh"
@@ -105,7 +105,7 @@ __device__ __forceinline__ void fold_staged_tasks(const RowFoldArgs& a, const Ta
                             }));
     if (thread == 0 && task.row >= 0) {
       if (task.whole) {
-        finish_row<Monoid, T>(s, task.row, 0, value, task.edges.count == 0);
+        AddFinish::store<Monoid, T, 1, N>(s, task.row, 0, value, task.edges.count);
       } else if (t < a.num_partials) {
         store_partial(s.partials() + t * a.width, value);
       }
@@ -135,7 +135,8 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void narrow_k
       if (g.staged_tasks)
         return fold_staged_tasks<Policy, Monoid, T, N, Permuted>(a, g.tasks, row_block, stage);
     }
-    return fold_tasks<Policy, Monoid, T, N, Permuted>(a, g.tasks, row_block, shared);
+    return fold_tasks<Policy, SumProgram<Monoid, T, Permuted ? Order::kPermuted : Order::kIdentity>,
+                      N>(a, g.tasks, row_block, shared);
   }
   row_block = row_block * kWarps + threadIdx.x / 32;
   if (row_block >= g.warps) return;
@@ -185,7 +186,8 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void narrow_k
       __syncwarp();
     }
   }
-  if (mine && !is_long) finish_row<Monoid, T>(s, row, lane * N, fold.finish(), edges.count == 0);
+  if (mine && !is_long)
+    AddFinish::store<Monoid, T, 1, N>(s, row, lane * N, fold.finish(), edges.count);
 }
 
 template <class Monoid, class T, int N, class Policy = NarrowRows>

@@ -3,31 +3,10 @@
 // their results in order. Rows of several tasks leave partials, which a second kernel folds.
 #pragma once
 
-#include "core/row_fold.h"
+#include "core/row_items.h"
 #include "launch/cuda.cuh"
 
 namespace jax_index::JI_TARGET {
-
-// The edges of a row in the columns of one thread.
-template <class T, int N, bool Permuted>
-struct ThreadItems {
-  using Word = RawTile<T, 1, N>;
-  const BitsOf<T>* base;  // of the thread's column
-  const i32* perm;
-  const RowFoldArgs& a;
-
-  __device__ __forceinline__ i32 index(i32 p) const {
-    if constexpr (Permuted) return __ldg(perm + p);
-    return p;
-  }
-  __device__ __forceinline__ bool there(i32 edge) const { return (u32)edge < (u32)a.csr.num_edges; }
-  __device__ __forceinline__ Word fetch(i32 edge) const {
-    return load_once<Word>(base + edge * a.edge_pitch);
-  }
-  __device__ __forceinline__ auto widen(const Word& raw) const {
-    return JI_TARGET::widen<T, 1, N>(raw, a.mini);
-  }
-};
 
 // How the list of tasks is dealt out.
 struct TaskGrid {
@@ -58,9 +37,12 @@ TaskGrid task_grid(const RowFoldArgs& a, i64 lanes) {
   return g;
 }
 
-template <class Policy, class Monoid, class T, int N, bool Permuted>
+template <class Policy, class Program, int N>
 __device__ __noinline__ void fold_tasks(const RowFoldArgs& a, const TaskGrid& g, i64 block,
                                         void* shared) {
+  using Monoid = typename Program::Monoid;
+  using T = typename Program::T;
+  using Items = typename Program::template Items<1, N>;
   using Value = Tile<AccOf<T>, 1, N>;
   using Fold = TileFold<Monoid, Value>;
   auto* chunks = static_cast<Value*>(shared);
@@ -72,7 +54,7 @@ __device__ __noinline__ void fold_tasks(const RowFoldArgs& a, const TaskGrid& g,
   const int workers = Policy::kThreads / g.lanes;
   const i64 column = (rest % g.lane_blocks * g.lanes + slot) * N;
   const bool active = worker < workers && column < a.width;
-  const ThreadItems<T, N, Permuted> items{s.edges() + column, csr.perm, a};
+  Items items(s, csr, active ? column : 0);
   const i64 step = g.per_slice / g.lane_blocks * g.tasks_here;
   for (i64 t = rest / g.lane_blocks * g.tasks_here; t < csr.num_tasks; t += step) {
     if (csr.tasks[2 * t] < 0) return;
@@ -81,6 +63,7 @@ __device__ __noinline__ void fold_tasks(const RowFoldArgs& a, const TaskGrid& g,
         const Task task = task_at(csr, t + c / kChunk);
         const i32 first = c % kChunk * kChunk;
         const i32 left = task.row < 0 ? 0 : task.edges.count - first;
+        items.set_row(task.row < 0 ? 0 : task.row);
         chunks[c * g.lanes + slot] = fold_chunk<Monoid, Policy::kLoads, Value>(
             task.edges.begin + first, left < kChunk ? left : kChunk, items);
       }
@@ -94,7 +77,8 @@ __device__ __noinline__ void fold_tasks(const RowFoldArgs& a, const TaskGrid& g,
       for (int c = 0; c < kChunk; ++c)
         value = Fold::combine(value, chunks[(worker * kChunk + c) * g.lanes + slot]);
       if (task.row >= 0 && task.whole) {
-        finish_row<Monoid, T>(s, task.row, column, value, task.edges.count == 0);
+        Program::Finish::template store<Monoid, T, 1, N>(s, task.row, column, value,
+                                                         task.edges.count);
       } else if (task.row >= 0 && t + worker < a.num_partials) {
         store_partial(s.partials() + (t + worker) * a.width + column, value);
       }
@@ -128,7 +112,7 @@ __device__ __forceinline__ Tile<A, 1, 1> fold_partials(const A* partials, i64 wi
   return value;
 }
 
-template <class Policy, class Monoid, class T>
+template <class Policy, class Finish, class Monoid, class T>
 __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
     const __grid_constant__ RowFoldArgs a, const __grid_constant__ PartialGrid g) {
   using A = AccOf<T>;
@@ -156,9 +140,9 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
     const Task task = task_at(csr, t);
     if (task.row < 0 || task.whole || task.groups == 0 || task.groups > kChunk) return;
     const i64 last = t + task.groups < a.num_partials ? t + task.groups : a.num_partials;
-    finish_row<Monoid, T>(s, task.row, column,
-                          fold_partials<Policy, Monoid>(partials + column, a.width, t, last),
-                          false);
+    Finish::template store<Monoid, T, 1, 1>(
+        s, task.row, column, fold_partials<Policy, Monoid>(partials + column, a.width, t, last),
+        row_range(csr, task.row).count);
     return;
   }
 
@@ -204,11 +188,13 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
         for (int c = 0; c < groups; ++c) tree.push(results[c * kColumns + slot]);
       __syncthreads();
     }
-    if (active && worker == 0) finish_row<Monoid, T>(s, task.row, column, tree.finish(), false);
+    if (active && worker == 0)
+      Finish::template store<Monoid, T, 1, 1>(s, task.row, column, tree.finish(),
+                                              row_range(csr, task.row).count);
   }
 }
 
-template <class Monoid, class T, class Policy = Partials>
+template <class Finish, class Monoid, class T, class Policy = Partials>
 void launch_partials(const Cuda& cuda, const RowFoldArgs& a) {
   static_assert(Policy::kResults * Policy::kColumns <= kChunk * Policy::kThreads,
                 "a worker for each group of chunk results");
@@ -219,7 +205,7 @@ void launch_partials(const Cuda& cuda, const RowFoldArgs& a) {
   const i64 blocks = a.nest.slices * (g.tree_blocks + g.thread_blocks);
   for_each_grid(blocks, [&](i64 first, unsigned grid) {
     g.first_block = first;
-    partial_kernel<Policy, Monoid, T><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+    partial_kernel<Policy, Finish, Monoid, T><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
   });
 }
 

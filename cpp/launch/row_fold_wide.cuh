@@ -17,13 +17,15 @@ struct WideGrid {
   int rows_here;
 };
 
-template <class Policy, class Monoid, class T, int N, bool Permuted>
+template <class Policy, class Program, int N>
 __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_kernel(
     const __grid_constant__ RowFoldArgs a, const __grid_constant__ WideGrid g) {
+  using Monoid = typename Program::Monoid;
+  using T = typename Program::T;
   __shared__ __align__(16) unsigned char shared[kTaskBytes];
   i64 row_block = g.first_block + blockIdx.x - g.tasks.blocks;
   if (row_block < 0) {
-    fold_tasks<Policy, Monoid, T, N, Permuted>(a, g.tasks, row_block + g.tasks.blocks, shared);
+    fold_tasks<Policy, Program, N>(a, g.tasks, row_block + g.tasks.blocks, shared);
     return;
   }
   i64 lane = threadIdx.x % (u32)g.lanes_here;
@@ -43,16 +45,20 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_ker
   const CsrView csr = s.csr();
   const RowRange edges = row_range(csr, row);
   if (!a.no_long_row && edges.count > kLongRow) return;
-  const auto value = fold_group<Monoid, Policy::kLoads, Tile<AccOf<T>, 1, N>>(
-      edges.begin, edges.count, ThreadItems<T, N, Permuted>{s.edges() + lane * N, csr.perm, a});
-  finish_row<Monoid, T>(s, row, lane * N, value, edges.count == 0);
+  typename Program::template Items<1, N> items(s, csr, lane * N);
+  items.set_row(row);
+  const auto value =
+      fold_group<Monoid, Policy::kLoads, Tile<AccOf<T>, 1, N>>(edges.begin, edges.count, items);
+  Program::Finish::template store<Monoid, T, 1, N>(s, row, lane * N, value, edges.count);
 }
 
-template <class Monoid, class T, int N, class Policy = WideRows<sizeof(Tile<AccOf<T>, 1, N>)>>
+template <class Program, int N, template <int> class Rows = WideRows>
 void launch_wide(const Cuda& cuda, const RowFoldArgs& a) {
+  using Value = Tile<AccOf<typename Program::T>, 1, N>;
+  using Policy = Rows<sizeof(Value)>;
   WideGrid g = {};
   g.lanes = a.width / N;
-  g.tasks = task_grid<Policy, Tile<AccOf<T>, 1, N>>(a, g.lanes);
+  g.tasks = task_grid<Policy, Value>(a, g.lanes);
   g.lanes_here = (int)(g.lanes < Policy::kThreads ? g.lanes : Policy::kThreads);
   g.rows_here = Policy::kThreads / g.lanes_here;
   g.lane_blocks = ceil_div(g.lanes, g.lanes_here);
@@ -60,11 +66,7 @@ void launch_wide(const Cuda& cuda, const RowFoldArgs& a) {
   const i64 blocks = g.tasks.blocks + a.nest.slices * g.row_blocks * g.lane_blocks;
   for_each_grid(blocks, [&](i64 first, unsigned grid) {
     g.first_block = first;
-    if (a.csr.perm) {
-      wide_kernel<Policy, Monoid, T, N, true><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
-    } else {
-      wide_kernel<Policy, Monoid, T, N, false><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
-    }
+    wide_kernel<Policy, Program, N><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
   });
 }
 

@@ -14,8 +14,8 @@ ffi::Error gather(ContextArgument context, ffi::AnyBuffer x, PlanArray ids, Plan
                   ffi::Span<const i64> plan_axes, bool identity, bool no_long_row, i64 fill_low,
                   i64 fill_high) {
   const Dims shape = out->dimensions();
-  JI_CHECK(data_fits(x.dimensions(), shape, axis), "gather", "x", "the result's shape off the axis",
-           x.dimensions().size());
+  JI_CHECK(data_fits(x.dimensions(), shape, axis) && x.dimensions().size() == shape.size(),
+           "gather", "x", "the result's shape off the axis", x.dimensions().size());
   JI_CHECK(x.element_type() == out->element_type(), "gather", "x", "the result's dtype",
            (int)x.element_type());
   GatherArgs a;

@@ -14,8 +14,8 @@ ffi::Error index_add(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y
                      bool float4) {
   IndexAddArgs a;
   const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
-  ffi::Error error =
-      fill_row_fold("index_add", at, y, &x, ids, indptr, perm, tasks, *out, *partials, &a);
+  const RowFoldOperands in = {y, ids, indptr, perm, tasks, *out, *partials, x};
+  ffi::Error error = fill_row_fold("index_add", at, in, &a);
   if (error.failure() || out->element_count() == 0) return error;
   run_on(device_of(context), a);
   return launch_status("index_add");

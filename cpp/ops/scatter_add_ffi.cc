@@ -14,8 +14,8 @@ ffi::Error scatter_add(ContextArgument context, ffi::AnyBuffer y, PlanArray ids,
                        bool float4) {
   ScatterAddArgs a;
   const RowFoldAttrs at = {axis, plan_axes, identity, no_long_row, float4};
-  ffi::Error error =
-      fill_row_fold("scatter_add", at, y, nullptr, ids, indptr, perm, tasks, *out, *partials, &a);
+  const RowFoldOperands in = {y, ids, indptr, perm, tasks, *out, *partials};
+  ffi::Error error = fill_row_fold("scatter_add", at, in, &a);
   if (error.failure() || out->element_count() == 0) return error;
   run_on(device_of(context), a);
   return launch_status("scatter_add");

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/cpu.h"
+#include "ops/sddmm.h"
+
+namespace jax_index::JI_TARGET {
+namespace {
+
+template <class T, bool Additive = false>
+struct SddmmCpu {
+  using A = AccOf<T>;
+  using Bits = BitsOf<T>;
+  static constexpr int kLanes = kRegisterBytes / (int)sizeof(A);
+  static constexpr int kParts = kDotLanes / kLanes;
+  const SddmmArgs& a;
+
+  A dot(const Bits* x, const Bits* y, const Bits* att) const {
+    Vec<A, kLanes> part[kParts] = {};
+    const MiniFloat none;
+    const A slope = (A)a.slope;
+    const auto load = [&](const Bits* at) { return load_tile<T, kLanes, 1>(at, none).head; };
+    const auto one = [&](const Bits* at) { return Codec<T>::template decode<1>(*at, none); };
+    i64 d = 0;
+    for (; d + kDotLanes <= a.depth; d += kDotLanes)
+      for (int k = 0; k < kParts; ++k) {
+        const i64 at = d + k * kLanes;
+        Vec<A, kLanes> shared{};
+        if constexpr (Additive) shared = load(att + at);
+        part[k] = dot_step<A, kLanes, Additive>(load(x + at), load(y + at), shared, slope, part[k]);
+      }
+    A sum[kDotLanes];
+    memcpy(sum, part, sizeof(sum));
+    for (int j = 0; d + j < a.depth; ++j)
+      sum[j] = dot_step<A, 1, Additive>(one(x + d + j), one(y + d + j),
+                                        Additive ? one(att + d + j) : A(0), slope, sum[j]);
+    for (int count = kDotLanes / 2; count > 0; count /= 2)
+      for (int j = 0; j < count; ++j) sum[j] = sum[2 * j] + sum[2 * j + 1];
+    return sum[0];
+  }
+
+  void edges(const SddmmSlice& s, i64 first, i64 last) const {
+    constexpr i64 kAhead = 8;
+    const Bits* x = static_cast<const Bits*>(a.x) + s.at(SddmmArgs::kX);
+    const Bits* y = static_cast<const Bits*>(a.y) + s.at(SddmmArgs::kY);
+    const Bits* att = Additive ? static_cast<const Bits*>(a.att) + s.at(SddmmArgs::kAtt) : nullptr;
+    const i64 out = s.at(SddmmArgs::kOut);
+    for (i64 p = first; p < last; ++p) {
+      const Pair next = p + kAhead < last ? s.pair(p + kAhead) : Pair{};
+      if (next.there()) {
+        JI_PREFETCH(x + next.x * a.x_pitch);
+        JI_PREFETCH(y + next.y * a.y_pitch);
+      }
+      const Pair pair = s.pair(p);
+      if (pair.edge < 0) continue;
+      for (i64 g = 0; g < a.groups; ++g)
+        store_dot<T>(a, out + pair.edge * a.out_pitch + g,
+                     pair.there() ? dot(x + pair.x * a.x_pitch + g * a.depth,
+                                        y + pair.y * a.y_pitch + g * a.depth,
+                                        Additive ? att + g * a.depth : nullptr)
+                                  : A(0));
+    }
+  }
+
+  void run(const Cpu& cpu) const {
+    const i64 bytes = a.nest.slices * a.num_edges * a.groups * a.depth * (i64)sizeof(Bits);
+    const Cpu serial;
+    i64 blocks = bytes < kSerialBytes ? 1 : 16 * (i64)cpu.num_threads / a.nest.slices + 1;
+    const i64 per_block = (a.num_edges + blocks - 1) / blocks;
+    blocks = (a.num_edges + per_block - 1) / per_block;
+    for_each_block(bytes < kSerialBytes ? serial : cpu, a.nest.slices * blocks, [&](i64 unit) {
+      const i64 first = unit % blocks * per_block;
+      const i64 last = first + per_block < a.num_edges ? first + per_block : a.num_edges;
+      edges(SddmmSlice{a, unit / blocks}, first, last);
+    });
+  }
+};
+
+template <class T>
+void run_type(const Cpu& cpu, const SddmmArgs& a) {
+  if (a.att) return SddmmCpu<T, true>{a}.run(cpu);
+  SddmmCpu<T>{a}.run(cpu);
+}
+
+}  // namespace
+
+void run(const Cpu& cpu, const SddmmArgs& a) {
+  switch (a.dtype) {
+    case DType::kF64:
+      return run_type<double>(cpu, a);
+    case DType::kF16:
+      return run_type<F16>(cpu, a);
+    case DType::kBF16:
+      return run_type<BF16>(cpu, a);
+    case DType::kU32:
+      return SddmmCpu<u32>{a}.run(cpu);
+    case DType::kU64:
+      return SddmmCpu<u64>{a}.run(cpu);
+    default:
+      return run_type<float>(cpu, a);
+  }
+}
+
+}  // namespace jax_index::JI_TARGET

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/cuda.cuh"
+#include "ops/sddmm.h"
+
+namespace jax_index::JI_TARGET {
+namespace {
+
+// A dot is computed by a team of neighbouring threads, each owning N neighbouring accumulators. A
+// team of fewer threads than kDotLanes / N serves dots of few features: the accumulators that are
+// left out are +0.
+struct DotGrid {
+  i64 first_block;
+  i64 per_slice;  // dots
+  int team;       // threads; a power of two
+};
+
+template <class Policy, class T, int N, bool Additive>
+__global__ __launch_bounds__(Policy::kThreads) void dot_kernel(const __grid_constant__ SddmmArgs a,
+                                                               const __grid_constant__ DotGrid g) {
+  using A = AccOf<T>;
+  using Word = RawTile<T, 1, N>;
+  constexpr int kDots = Policy::kDots;
+  const MiniFloat none;
+  const int lane = (int)threadIdx.x & (g.team - 1);
+  const int teams = Policy::kThreads / g.team;
+  const i64 block = g.first_block + blockIdx.x;
+  const i64 first = block * teams * kDots + threadIdx.x / (u32)g.team;
+  const auto* x = static_cast<const BitsOf<T>*>(a.x);
+  const auto* y = static_cast<const BitsOf<T>*>(a.y);
+  Pair pair[kDots];
+  i64 from_x[kDots];
+  i64 from_y[kDots];
+  i64 from_att[kDots];
+  i64 to[kDots];
+  JI_UNROLL
+  for (int k = 0; k < kDots; ++k) {
+    i64 dot = first + (i64)k * teams;
+    const bool inside = dot < a.nest.slices * g.per_slice;
+    if (!inside) dot = 0;
+    i64 slice = 0;
+    if (a.nest.slices > 1) {
+      slice = dot / g.per_slice;
+      dot %= g.per_slice;
+    }
+    i64 position = dot;
+    i64 group = 0;
+    if (a.groups > 1) {
+      position = dot / a.groups;
+      group = dot % a.groups;
+    }
+    const SddmmSlice s{a, slice};
+    if (inside) pair[k] = s.pair(position);
+    from_x[k] = s.at(SddmmArgs::kX) + pair[k].x * a.x_pitch + group * a.depth;
+    from_y[k] = s.at(SddmmArgs::kY) + pair[k].y * a.y_pitch + group * a.depth;
+    if constexpr (Additive) from_att[k] = s.at(SddmmArgs::kAtt) + group * a.depth;
+    to[k] = s.at(SddmmArgs::kOut) + pair[k].edge * a.out_pitch + group;
+  }
+  A sum[kDots][N];
+  JI_UNROLL
+  for (int k = 0; k < kDots; ++k) JI_UNROLL
+  for (int i = 0; i < N; ++i) sum[k][i] = A(0);
+  for (i64 d = (i64)lane * N; d < a.depth; d += kDotLanes) {
+    Word left[kDots];
+    Word right[kDots];
+    Word shared[kDots];
+    JI_UNROLL
+    for (int k = 0; k < kDots; ++k) {
+      if (pair[k].there()) {
+        left[k] = load_word<Word>(x + from_x[k] + d);
+        right[k] = load_word<Word>(y + from_y[k] + d);
+        if constexpr (Additive)
+          shared[k] = load_word<Word>(static_cast<const BitsOf<T>*>(a.att) + from_att[k] + d);
+      }
+    }
+    JI_UNROLL
+    for (int k = 0; k < kDots; ++k) {
+      if (!pair[k].there()) continue;
+      BitsOf<T> u[N];
+      BitsOf<T> v[N];
+      BitsOf<T> w[N] = {};
+      memcpy(u, &left[k], sizeof(Word));
+      memcpy(v, &right[k], sizeof(Word));
+      if constexpr (Additive) memcpy(w, &shared[k], sizeof(Word));
+      JI_UNROLL
+      for (int i = 0; i < N; ++i)
+        sum[k][i] = dot_step<A, 1, Additive>(
+            Codec<T>::template decode<1>(u[i], none), Codec<T>::template decode<1>(v[i], none),
+            Codec<T>::template decode<1>(w[i], none), (A)a.slope, sum[k][i]);
+    }
+  }
+  JI_UNROLL
+  for (int k = 0; k < kDots; ++k) {
+    JI_UNROLL
+    for (int count = N / 2; count > 0; count /= 2) JI_UNROLL
+    for (int i = 0; i < N / 2; ++i)
+      if (i < count) sum[k][i] = sum[k][2 * i] + sum[k][2 * i + 1];
+    A total = sum[k][0];
+    for (int step = 1; step < g.team; step *= 2) {
+      const A other = __shfl_xor_sync(~0u, total, step);
+      total = total + other;
+    }
+    // The levels that a small team leaves out add +0.
+    if (g.team * N < kDotLanes) total = total + A(0);
+    if (lane == 0 && pair[k].edge >= 0) store_dot<T>(a, to[k], pair[k].there() ? total : A(0));
+  }
+}
+
+template <class T, int N, bool Additive = false>
+void dots(const Cuda& cuda, const SddmmArgs& a) {
+  if constexpr (!Additive && (AccOf<T>(0.5) > AccOf<T>(0))) {
+    if (a.att != nullptr) return dots<T, N, true>(cuda, a);
+  }
+  if constexpr (N > 1) {
+    u64 distances = (u64)a.depth | (u64)a.x_pitch | (u64)a.y_pitch;
+    for (int d = 0; d < a.nest.rank; ++d)
+      distances |= (u64)(a.nest.stride[d][SddmmArgs::kX] | a.nest.stride[d][SddmmArgs::kY] |
+                         a.nest.stride[d][SddmmArgs::kAtt]);
+    const u64 addresses =
+        reinterpret_cast<u64>(a.x) | reinterpret_cast<u64>(a.y) | reinterpret_cast<u64>(a.att);
+    if (distances % N || addresses % (N * sizeof(BitsOf<T>))) return dots<T, 1, Additive>(cuda, a);
+  }
+  using Policy = Dots;
+  DotGrid g = {};
+  g.per_slice = a.num_edges * a.groups;
+  g.team = 1;
+  while (g.team * N < kDotLanes && g.team * N < a.depth) g.team *= 2;
+  const i64 per_block = (i64)Policy::kThreads / g.team * Policy::kDots;
+  for_each_grid(ceil_div(a.nest.slices * g.per_slice, per_block), [&](i64 first, unsigned grid) {
+    g.first_block = first;
+    dot_kernel<Policy, T, N, Additive><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+  });
+}
+
+}  // namespace
+
+void run(const Cuda& cuda, const SddmmArgs& a) {
+  switch (a.dtype) {
+    case DType::kF64:
+      return dots<double, 2>(cuda, a);
+    case DType::kF16:
+      return dots<F16, 8>(cuda, a);
+    case DType::kBF16:
+      return dots<BF16, 8>(cuda, a);
+    case DType::kU32:
+      return dots<u32, 1>(cuda, a);
+    case DType::kU64:
+      return dots<u64, 1>(cuda, a);
+    default:
+      return dots<float, 4>(cuda, a);
+  }
+}
+
+}  // namespace jax_index::JI_TARGET

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/row_fold.cuh"
+#include "ops/segment_prod.h"
+
+namespace jax_index::JI_TARGET {
+namespace {
+
+template <class T>
+void products(const Cuda& cuda, const RowFoldArgs& a) {
+  launch_sums<Product, T, 1>(cuda, a);
+  finish_partials<AddFinish, Product, T>(cuda, a);
+}
+
+}  // namespace
+
+void run(const Cuda& cuda, const SegmentProdArgs& a) {
+  switch (a.dtype) {
+    case DType::kF64:
+      return products<double>(cuda, a);
+    case DType::kU32:
+      return products<u32>(cuda, a);
+    case DType::kU64:
+      return products<u64>(cuda, a);
+    default:
+      return products<float>(cuda, a);
+  }
+}
+
+}  // namespace jax_index::JI_TARGET
