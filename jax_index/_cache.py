@@ -43,12 +43,12 @@ class PlanCache:
             self._plans.clear()
             self.nbytes = 0
 
-    def get(self, op: str, ids: Any, num_rows: int, mode: str) -> IndexPlan:
-        """Return the plan of `ids`, from the cache or built now."""
+    def get(self, op: str, ids: Any, num_rows: int, mode: str, argument: str = "ids") -> IndexPlan:
+        """Return the plan of `ids`, from the cache or built now; errors call them `argument`."""
         known = self._known_digest(ids)
         host = None
         if known is None:
-            host = _ids.host_ids(op, ids)
+            host = _ids.host_ids(op, ids, argument)
             known = self._remember(ids, _digest(host))
         key = (known, num_rows, mode)
         with self._lock:
@@ -60,7 +60,7 @@ class PlanCache:
             # The caller may write to it meanwhile: what is sorted is what the key is of.
             host = host.copy()
             key = (_digest(host), num_rows, mode)
-        plan = _plan.build(op, ids, num_rows, mode, host)
+        plan = _plan.build(op, ids, num_rows, mode, host, argument)
         with self._lock:
             if key not in self._plans and plan.nbytes <= self.max_bytes:
                 self._plans[key] = plan
@@ -98,7 +98,9 @@ def _digest(ids: np.ndarray) -> bytes:
 CACHE = PlanCache(int(os.environ.get("JAX_INDEX_CACHE_BYTES", DEFAULT_BYTES)))
 
 
-def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> IndexPlan:
+def resolve(
+    op: str, plan: Any, mode: str | None, num_rows: int | None, argument: str = "ids"
+) -> IndexPlan:
     """Return the plan that an op's `plan` argument stands for.
 
     Args:
@@ -107,6 +109,7 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
         mode: with a plan None; with ids None ("raise" for concrete, "drop" for traced ones),
             "raise" or "drop".
         num_rows: with a plan None or its own number; with ids the number of rows.
+        argument: what errors call raw ids.
     """
     if isinstance(plan, IndexPlan):
         if mode is not None:
@@ -121,7 +124,7 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
     traced = isinstance(plan, jax.core.Tracer)
     if isinstance(plan, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in plan):
         fix = "Stack it first with jax.numpy.stack, or pass the ids as one array."
-        _check.fail(TypeError, op, "ids", "an integer array", "a list of traced scalars", fix)
+        _check.fail(TypeError, op, argument, "an integer array", "a list of traced scalars", fix)
     if num_rows is None:
         fix = "Pass num_rows=, or a plan."
         _check.fail(ValueError, op, "num_rows", "given with raw ids", "None", fix)
@@ -132,5 +135,5 @@ def resolve(op: str, plan: Any, mode: str | None, num_rows: int | None) -> Index
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "None, 'raise' or 'drop'", repr(mode), fix)
     if traced:
-        return _plan.build(op, plan, num_rows, mode)
-    return CACHE.get(op, plan, num_rows, mode)
+        return _plan.build(op, plan, num_rows, mode, argument=argument)
+    return CACHE.get(op, plan, num_rows, mode, argument)

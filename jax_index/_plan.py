@@ -286,6 +286,8 @@ def pad(op: str, plan: IndexPlan, num_edges: Any, num_rows: Any, argument: str =
 
 def rows_name(argument: str) -> str:
     """Name the number of rows that belongs to an argument: that of ids, or the side of a graph."""
+    if argument == "segment_ids":
+        return "num_segments"
     return f"num_{argument}" if argument in ("senders", "receivers") else "num_rows"
 
 
@@ -321,20 +323,27 @@ def make_plan(ids: Any, num_rows: int, *, mode: str = "raise") -> IndexPlan:
     return build("make_plan", ids, _check.size("make_plan", "num_rows", num_rows), mode)
 
 
-def build(op: str, ids: Any, num_rows: int, mode: str, host: np.ndarray | None = None) -> IndexPlan:
+def build(
+    op: str,
+    ids: Any,
+    num_rows: int,
+    mode: str,
+    host: np.ndarray | None = None,
+    argument: str = "ids",
+) -> IndexPlan:
     """Build a plan for `op`, whose name errors carry; num_rows is checked already.
 
-    `host` is `host_ids(op, ids)` where that is known.
+    `host` is `host_ids(op, ids)` where that is known; errors call the ids `argument`.
     """
     if not isinstance(mode, str) or mode not in MODES:
         fix = "-1 never wraps; use 'drop' for padding."
         _check.fail(ValueError, op, "mode", "'raise' or 'drop'", repr(mode), fix)
     if isinstance(ids, jax.core.Tracer):
-        return build_traced(traced_rows(op, ids, num_rows, mode), num_rows)
-    host = _ids.host_ids(op, ids) if host is None else host
+        return build_traced(traced_rows(op, ids, num_rows, mode, argument), num_rows)
+    host = _ids.host_ids(op, ids, argument) if host is None else host
     found = _csr.from_ids(host, num_rows, mode == "drop")
     if found.first_bad >= 0 and mode == "raise":
-        refuse_id(op, ids, host, found.first_bad, num_rows)
+        refuse_id(op, ids, host, found.first_bad, num_rows, argument)
     return _finish(found, num_rows)
 
 

@@ -88,8 +88,21 @@ def batch_data_and_plan(
     op: str,
     axis: int,
     plan_axes: Shape,
+    main: int = -1,
+    most: int = MAX_RANK,
 ) -> tuple[list[Any], list[Any], int, Shape, int]:
     """Bring one more batch axis into a call.
+
+    Args:
+        data: arrays of one rank, or weights, whose axes are the first ones of the others.
+        data_axes: where each of them carries the batch.
+        plan: arrays of the plan.
+        plan_batch: where each of them carries the batch.
+        op: the name that errors carry.
+        axis: the data axis of rows or edges.
+        plan_axes: data axes that carry a batch of plans already.
+        main: the data array whose batch axis stays in its place where arrays disagree.
+        most: the last place that a batch axis may take.
 
     Returns:
         data, plan, axis and plan_axes of the batched call, and the place of the batch axis in the
@@ -100,12 +113,17 @@ def batch_data_and_plan(
         expected = f"a batch of arrays of at most {MAX_RANK} axes"
         _check.fail(ValueError, op, "data", expected, f"{data[-1].ndim + 1} axes", fix)
     mapped = [d for d in data_axes if d is not None]
-    # Where data arrays disagree, the last one (the edge side) keeps its place: it is the largest.
-    place = mapped[-1] if mapped else 0
+    of_main = data_axes[main]
+    place = of_main if of_main is not None else mapped[-1] if mapped else 0
+    # Weights that carry the batch have no axis behind their own ones to put it on.
+    ranks = [v.ndim - 1 for v, at in zip(data, data_axes, strict=True) if at is not None]
+    if place > min([most, *ranks]):
+        place = 0
     moved = []
     for value, at in zip(data, data_axes, strict=True):
         if at is None:
-            moved.append(jnp.expand_dims(value, place))
+            # Weights of lower rank are shared along every axis that they lack.
+            moved.append(value if value.ndim < place else jnp.expand_dims(value, place))
         else:
             moved.append(value if at == place else jnp.moveaxis(value, at, place))
     shift = lambda d: d + (d >= place)  # noqa: E731

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op with fused kernels in both directions, differentiable any number of times.
+
+Its own derivative is a fused op too; the derivative of that one is taken through the same function
+composed of ops that have rules themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+
+def fused(
+    forward: Callable[..., Any], backward: Callable[..., Any], composed: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return op(static, plan, inputs), inputs being a tuple of arrays (None where absent).
+
+    Args:
+        forward: (static, plan, inputs) to (result, what backward wants to know).
+        backward: (static, plan, inputs, known, cotangent) to a cotangent for each input.
+        composed: (static, plan, inputs) to the result, of ops with rules of their own.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def gradient(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
+        return tuple(backward(static, plan, inputs, known, ct))
+
+    def gradient_fwd(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
+        return gradient(static, plan, inputs, known, ct), (plan, inputs, ct)
+
+    def gradient_bwd(static: Any, saved: Any, ct2: Any) -> Any:
+        plan, inputs, ct = saved
+
+        def pull(inputs: Any, ct: Any) -> Any:
+            return jax.vjp(lambda v: composed(static, plan, v), inputs)[1](ct)[0]
+
+        d_inputs, d_ct = jax.vjp(pull, inputs, ct)[1](ct2)
+        return None, d_inputs, None, d_ct
+
+    gradient.defvjp(gradient_fwd, gradient_bwd)
+
+    # What backward wants to know is a result too: the derivative of a derivative goes through here.
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def both(static: Any, plan: Any, inputs: Any) -> Any:
+        return forward(static, plan, inputs)
+
+    def both_fwd(static: Any, plan: Any, inputs: Any) -> Any:
+        out, known = both(static, plan, inputs)
+        return (out, known), (plan, inputs, known)
+
+    def both_bwd(static: Any, saved: Any, ct: Any) -> Any:
+        plan, inputs, known = saved
+        return None, gradient(static, plan, inputs, known, ct[0])
+
+    both.defvjp(both_fwd, both_bwd)
+
+    def op(static: Any, plan: Any, inputs: Any) -> Any:
+        return both(static, plan, inputs)[0]
+
+    return op

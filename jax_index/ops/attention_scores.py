@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Additive scores, and the sums over axes that an attention's operands share.
+
+Every function is differentiable any number of times and computes with own kernels alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_index._fused import fused
+from jax_index._graph import Graph
+from jax_index._plan import GROUP, LONG_ROW, num_tasks
+from jax_index.ops import pointwise, rows
+from jax_index.ops.convert import convert
+from jax_index.ops.matmul import additive_sums, dots, spmm_p
+from jax_index.ops.pointwise import wide
+
+# --- Axes that an operand shares ------------------------------------------------------------------
+
+
+def _shared_axes(shape: tuple[int, ...], full: tuple[int, ...]) -> list[int]:
+    """Return the axes of `full` along which an array of `shape` is shared."""
+    return [d for d in range(len(full)) if d >= len(shape) or (shape[d] == 1 and full[d] != 1)]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def expand(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Repeat x along the axes that it lacks; the adjoint is a sum in the order of a dot."""
+    return jnp.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _collapse(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return reduce_product(x, None, shape)
+
+
+expand.defvjp(
+    lambda x, shape: (expand(x, shape), x.shape),
+    lambda shape, source, ct: (_collapse(ct, source),),
+)
+_collapse.defvjp(
+    lambda x, shape: (_collapse(x, shape), x.shape),
+    lambda shape, source, ct: (expand(ct, source),),
+)
+
+
+def reduce_product(a: jax.Array, b: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Sum a b (a alone where b is None) over the axes that an array of `shape` lacks.
+
+    In the order of a dot over those axes, flattened; no derivative.
+    """
+    axes = _shared_axes(shape, a.shape)
+    if not axes:
+        return (a if b is None else pointwise.apply("multiply", [a, b])).reshape(shape)
+    b = jnp.ones_like(a) if b is None else b
+    last = list(range(a.ndim - len(axes), a.ndim))
+    a, b = (jnp.moveaxis(v, axes, last) for v in (a, b))
+    return dots(None, a, b, len(axes)).reshape(shape)
+
+
+# --- Dots of nodes with a shared vector -----------------------------------------------------------
+# The three derivatives of Σ ct h att, with ct [n, *batch, heads], h [n, *batch, heads, D] and att
+# [heads, D], are one another's derivatives.
+
+
+@jax.custom_vjp
+def row_dot(h: jax.Array, att: jax.Array) -> jax.Array:
+    """Return ⟨h, att⟩ for every node and head, in the accumulator type."""
+    shared = att.reshape((1,) * (h.ndim - 2) + att.shape)
+    return dots(None, h, shared, 1, wide(h.dtype))
+
+
+@jax.custom_vjp
+def _outer(ct: jax.Array, att: jax.Array) -> jax.Array:
+    shape = (1,) * (ct.ndim - 1) + att.shape
+    return pointwise.apply_slots(
+        "multiply", [(ct, False), (att.reshape(shape), False)], dtype=att.dtype
+    )
+
+
+@jax.custom_vjp
+def _total(ct: jax.Array, h: jax.Array) -> jax.Array:
+    """Return Σ ct h over nodes and batch, in the order of one row."""
+    heads, depth = h.shape[-2:]
+    return _one_row(h.reshape(-1, heads, depth), ct.reshape(-1, heads))
+
+
+row_dot.defvjp(
+    lambda h, att: (row_dot(h, att), (h, att)),
+    lambda saved, ct: (_outer(ct, saved[1]), _total(ct, saved[0])),
+)
+_outer.defvjp(
+    lambda ct, att: (_outer(ct, att), (ct, att)),
+    lambda saved, g: (row_dot(g, saved[1]), _total(saved[0], g)),
+)
+_total.defvjp(
+    lambda ct, h: (_total(ct, h), (ct, h)),
+    lambda saved, g: (row_dot(saved[1], g), _outer(saved[0], g)),
+)
+
+
+def _one_row(x: jax.Array, weights: Any) -> jax.Array:
+    """Sum weights times x over the first axis, as the edges of one row."""
+    m = x.shape[0]
+    count = -(-m // GROUP) if m > LONG_ROW else 0
+    task = np.arange(num_tasks(m), dtype=np.int32)
+    tasks = jnp.asarray(np.where(task[:, None] < count, np.stack([0 * task, task], -1), -1))
+    place = jax.lax.iota(jnp.int32, m)
+    out, _ = spmm_p.bind(
+        x,
+        jnp.zeros(m, jnp.int32),
+        jnp.asarray(np.array([0, m], np.int32)),
+        place,
+        tasks.astype(jnp.int32),
+        place,
+        *([] if weights is None else [weights]),
+        axis=0,
+        plan_axes=(),
+        identity=True,
+        no_long_row=count == 0,
+        weighted=weights is not None,
+        divided=False,
+        additive=0,
+        slope=0.0,
+        dtype=x.dtype,
+    )
+    return out[0]
+
+
+# --- Additive scores ------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def _halves(att: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both rows of att; the cotangents are put together, not added."""
+    return att[0], att[1]
+
+
+_halves.defvjp(lambda att: (_halves(att), None), lambda _, cts: (jnp.stack(cts),))
+
+
+def _gat_scores(
+    graph: Graph, h_s: jax.Array, h_r: jax.Array, att: jax.Array, slope: float
+) -> jax.Array:
+    for_sender, for_receiver = _halves(att)
+    sender = rows.gather(row_dot(h_s, for_sender), graph.senders)
+    receiver = rows.gather(row_dot(h_r, for_receiver), graph.receivers)
+    return pointwise.leaky_relu(pointwise.add(sender, receiver), slope)
+
+
+def _gat2_forward(slope: float, graph: Graph, inputs: Any) -> Any:
+    h_s, h_r, att = inputs
+    shared = att.reshape((1,) * (h_s.ndim - 2) + att.shape)
+    return dots(graph, h_s, h_r, 1, wide(h_s.dtype), att=shared, slope=slope), None
+
+
+def _gat2_backward(slope: float, graph: Graph, inputs: Any, known: Any, ct: Any) -> Any:
+    del known
+    h_s, h_r, att = inputs
+    shared = att.reshape((1,) * (h_s.ndim - 2) + att.shape)
+    full = wide(h_s.dtype)
+    grads = []
+    for side, mine, other in ((graph.T, h_s, h_r), (graph, h_r, h_s)):
+        slopes = additive_sums(side, other, mine, ct, slope, values=False, dtype=full)
+        grads.append(
+            pointwise.apply_slots("multiply", [(slopes, False), (shared, False)], dtype=h_s.dtype)
+        )
+    sums = additive_sums(graph, h_s, h_r, ct, slope, values=True, dtype=full)
+    d_att = _one_row(sums.reshape(-1, *att.shape), None)
+    return grads[0], grads[1], convert(d_att, att.dtype)
+
+
+def _gat2_composed(slope: float, graph: Graph, inputs: Any) -> jax.Array:
+    full = wide(inputs[0].dtype)
+    h_s, h_r, att = (convert(v, full) for v in inputs)
+    ends = pointwise.add(rows.gather(h_s, graph.senders), rows.gather(h_r, graph.receivers))
+    terms = pointwise.rows_only(pointwise.leaky_relu(ends, slope), graph.receivers)
+    return pointwise.rows_only(row_dot(terms, att), graph.receivers)
+
+
+_gat2_scores = fused(_gat2_forward, _gat2_backward, _gat2_composed)
+
+
+def additive_scores(
+    graph: Graph, h_s: jax.Array, h_r: jax.Array, att: jax.Array, slope: float, version: int
+) -> jax.Array:
+    """Return the scores of GAT (version 1) or GATv2 (version 2), in the accumulator type."""
+    if version == 1:
+        return _gat_scores(graph, h_s, h_r, att, slope)
+    return _gat2_scores(slope, graph, (h_s, h_r, att))
