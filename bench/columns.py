@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.host_round_trip import host_gather, host_plan, host_scatter_add
-from bench.ops import Ops
+from bench.host_round_trip import host_gather, host_plan, host_scatter_add, host_segment_max
+from bench.ops import Edges, Ops
 
 DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops=true"
 
@@ -36,21 +37,77 @@ def _xla_scatter_add(y: jax.Array, plan: XlaPlan) -> jax.Array:
     return rows.at[plan.ids].add(y, mode="promise_in_bounds")
 
 
+def _xla_segment_max(y: jax.Array, plan: XlaPlan) -> jax.Array:
+    return jax.ops.segment_max(y, plan.ids, plan.num_rows, mode="promise_in_bounds")
+
+
 def _xla() -> Ops:
     def plan(ids: np.ndarray, num_rows: int) -> XlaPlan:
         return XlaPlan(jnp.asarray(ids, jnp.int32), num_rows)
 
-    return Ops("xla", plan, _xla_gather, _xla_scatter_add)
+    return Ops("xla", plan, _xla_gather, _xla_scatter_add, _xla_segment_max)
 
 
 def _host() -> Ops:
-    return Ops("host", host_plan, host_gather, host_scatter_add)
+    return Ops("host", host_plan, host_gather, host_scatter_add, host_segment_max)
 
 
 def _jax_index() -> Ops:
     import jax_index  # here, so that the other columns run where it is not installed
 
-    return Ops("jax_index", jax_index.make_plan, jax_index.gather, jax_index.scatter_add)
+    return Ops(
+        "jax_index",
+        jax_index.make_plan,
+        jax_index.gather,
+        jax_index.scatter_add,
+        jax_index.segment_max,
+    )
+
+
+def _jax_index_fused() -> Ops:
+    import jax_index
+
+    def graph(senders: np.ndarray, receivers: np.ndarray, num_nodes: int) -> Any:
+        return jax_index.Graph(senders, receivers, num_senders=num_nodes, num_receivers=num_nodes)
+
+    def attention(
+        edges: Edges,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        score_weights: jax.Array,
+        scale: float,
+        limit: float | None,
+        offset: float,
+    ) -> jax.Array:
+        return jax_index.graph_attention(
+            edges.graph,
+            q,
+            k,
+            v,
+            scale=scale,
+            score_weights=score_weights,
+            clip=None if limit is None else (-limit, limit),
+            normalize="softmax" if limit is None else "sum",
+            denominator_offset=offset,
+        )
+
+    opaque = _jax_index()
+    return dataclasses.replace(
+        opaque,
+        name="jax_index-fused",
+        gather=_fusible_gather(),
+        make_graph=graph,
+        fused=attention,
+    )
+
+
+def _fusible_gather() -> Callable[[jax.Array, Any], jax.Array]:
+    """The gather that XLA fuses into what consumes it; its adjoint is the kernel's row sum."""
+    import jax_index
+
+    return jax_index.gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +128,8 @@ COLUMNS = {
     "host": Column("host round trip", _host, pinned=True),
     "xla": Column("XLA native", _xla),
     "xla-deterministic": Column("XLA deterministic", _xla, (DETERMINISTIC_FLAG,)),
-    "jax_index": Column("jax_index", _jax_index),
+    "jax_index": Column("jax_index opaque", _jax_index),
+    "jax_index-fused": Column("jax_index fused", _jax_index_fused),
 }
 REFERENCE, SUBJECT = "host", "jax_index"  # the two columns whose bits must be equal
+FUSED = "jax_index-fused"  # the column whose own runs must have equal bits

@@ -41,6 +41,12 @@ class HostPlan:
     perm: np.ndarray
     levels: tuple[_Level, ...]
 
+    @property
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each row starts in `perm`, and how many edges it has."""
+        counts = np.bincount(self.ids, minlength=self.num_rows)
+        return np.cumsum(counts) - counts, counts
+
 
 jax.tree_util.register_pytree_node(HostPlan, lambda plan: ((), plan), lambda plan, _: plan)
 
@@ -76,14 +82,28 @@ def _level(counts: np.ndarray) -> tuple[_Level, np.ndarray]:
 
 
 def row_sums(y: np.ndarray, plan: HostPlan) -> np.ndarray:
-    """Sums [n, ...] of the rows of y [m, ...] by `plan`, in the contract's order."""
-    values = y[plan.perm]
+    """Sums [n, ...] of the rows of y [m, ...] by `plan`, in the contract's order.
+
+    Floats of 16 bits are summed in float32 and rounded once.
+    """
+    wide = np.float32 if y.dtype.itemsize < 4 else y.dtype
+    values = y[plan.perm].astype(wide, copy=False)
     for level in plan.levels:
-        folded = np.zeros((len(level.start), *y.shape[1:]), y.dtype)
+        folded = np.zeros((len(level.start), *y.shape[1:]), wide)
         for j, count in enumerate(level.open_after):
             folded[:count] += values[level.start[:count] + j]
         values = folded[level.place]
-    return values
+    return values.astype(y.dtype, copy=False)
+
+
+def row_maxima(y: np.ndarray, plan: HostPlan) -> np.ndarray:
+    """Largest entries [n, ...] of the rows of y [m, ...]; -inf where a row has none."""
+    out = np.full((plan.num_rows, *y.shape[1:]), -np.inf, y.dtype)
+    starts, counts = plan.rows
+    some = counts > 0
+    if some.any():
+        out[some] = np.maximum.reduceat(y[plan.perm], starts[some], axis=0)
+    return out
 
 
 @functools.cache
@@ -118,6 +138,12 @@ def host_scatter_add(y: jax.Array, plan: HostPlan) -> jax.Array:
     """Row sums of y: [m, ...] -> [n, ...]."""
     like = jax.ShapeDtypeStruct((plan.num_rows, *y.shape[1:]), y.dtype)
     return _call(lambda rows: row_sums(rows, plan), like, y)
+
+
+def host_segment_max(y: jax.Array, plan: HostPlan) -> jax.Array:
+    """Row maxima of y: [m, ...] -> [n, ...]; has no gradient."""
+    like = jax.ShapeDtypeStruct((plan.num_rows, *y.shape[1:]), y.dtype)
+    return _call(lambda rows: row_maxima(rows, plan), like, y)
 
 
 host_gather.defvjp(

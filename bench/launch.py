@@ -39,7 +39,7 @@ def run_column(
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
     """Run `job` on the saved problem with `flags` added to XLA_FLAGS."""
-    stem = folder / f"{job.column}-{'timed' if job.measure else 'bits'}"
+    stem = folder / f"{job.column}-{len(list(folder.glob('*.job')))}"
     return run_child("bench.worker", dataclasses.asdict(job), problem, stem, flags, progress)
 
 

@@ -29,6 +29,18 @@ FLOW_WEIGHT, CONSERVATION_WEIGHT = 0.005, 0.05  # beside the ratio's 1 in the lo
 Params = dict[str, Any]
 
 
+class Variant(NamedTuple):
+    """What a run changes of the model, in every column alike.
+
+    softmax: "clip" (exp of clipped scores over their plain sum) or "segment" (a true softmax over
+    the edges that enter a node). dtype: of activations and of the weights that they meet; trained
+    weights, statistics of norms, ratios and losses are float32.
+    """
+
+    softmax: str = "clip"
+    dtype: str = "float32"
+
+
 class Topology(NamedTuple):
     """What all scenarios share: arguments of the jitted functions, never closed over.
 
@@ -85,25 +97,28 @@ def count_params(params: Params) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def predict(ops: Ops, params: Params, topology: Topology, features: jax.Array) -> jax.Array:
+def predict(
+    ops: Ops, variant: Variant, params: Params, topology: Topology, features: jax.Array
+) -> jax.Array:
     """Flow / capacity ratio [m, B] of every link for features [n, B, F]."""
-    place = jnp.broadcast_to(topology.coordinates[:, None, :], (*features.shape[:2], 2))
+    cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(variant.dtype), tree)  # noqa: E731
+    params, features = cast(params), cast(features)
+    coordinates, links = cast((topology.coordinates[:, None], topology.link_features[:, None]))
+    place = jnp.broadcast_to(coordinates, (*features.shape[:2], 2))
     x = jnp.concatenate([_mlp(params["pre"], features), place], axis=2)
-    beta = _pair_mlp(ops, params["od"]["beta"], topology.od, x)
-    x = _encode(ops, params["od"], topology.od, x, beta, offset=1.0)
-    beta = topology.link_features[:, None, :1]
+    beta = _pair_mlp(ops, params["od"]["beta"], topology.od, [x])
+    x = _encode(ops, variant, params["od"], topology.od, x, beta, offset=1.0)
     for layer in params["road"]:
-        x = _encode(ops, layer, topology.road, x, beta, offset=0.0)
-    z = jnp.concatenate([x, place], axis=2)
-    links = topology.link_features[:, None, :]
-    return _pair_mlp(ops, params["head"], topology.road, z, links)[:, :, 0]
+        x = _encode(ops, variant, layer, topology.road, x, links[:, :, :1], offset=0.0)
+    ratio = _pair_mlp(ops, params["head"], topology.road, [x, coordinates], links)
+    return ratio[:, :, 0].astype(jnp.float32)
 
 
 def loss_terms(
-    ops: Ops, params: Params, topology: Topology, batch: Batch
+    ops: Ops, variant: Variant, params: Params, topology: Topology, batch: Batch
 ) -> tuple[jax.Array, jax.Array]:
     """The weighted loss, a scalar, and the predicted ratio [m, B]."""
-    ratio = predict(ops, params, topology, batch.features)
+    ratio = predict(ops, variant, params, topology, batch.features)
     capacity = topology.capacity[:, None]
     flow = ratio * capacity
     out_flow = ops.scatter_add(flow[:, :, None], topology.road.senders)[:, :, 0]
@@ -129,39 +144,55 @@ def _mlp(layers: list[Params], x: jax.Array) -> jax.Array:
 
 
 def _pair_mlp(
-    ops: Ops, layers: list[Params], edges: Edges, x: jax.Array, extra: jax.Array | None = None
+    ops: Ops, layers: list[Params], edges: Edges, parts: list[jax.Array], extra: Any = None
 ) -> jax.Array:
-    """MLP of [x_sender, x_receiver, extra] for node rows x [n, B, d]: [m, B, out].
+    """MLP of [sender's parts, receiver's parts, extra] for node rows [n, B or 1, d]: [m, B, out].
 
     The first layer is split by input: node rows are projected before they are gathered.
     """
     first, *rest = layers
-    width = x.shape[2]
-    hidden = ops.gather(x @ first["w"][:width], edges.senders)
-    hidden = hidden + ops.gather(x @ first["w"][width : 2 * width] + first["b"], edges.receivers)
+    weights = iter(jnp.split(first["w"], _places([*parts, *parts])))
+    sender, receiver = (sum(x @ next(weights) for x in parts) for _ in range(2))
+    hidden = ops.gather(sender, edges.senders)
+    hidden = hidden + ops.gather(receiver + first["b"], edges.receivers)
     if extra is not None:
-        hidden = hidden + extra @ first["w"][2 * width :]
+        hidden = hidden + extra @ next(weights)
     return _mlp(rest, jax.nn.relu(hidden))
 
 
+def _places(parts: list[jax.Array]) -> list[int]:
+    """Where the features of each part end when all stand side by side."""
+    return list(itertools.accumulate(x.shape[2] for x in parts))
+
+
 def _encode(
-    ops: Ops, layer: Params, edges: Edges, x: jax.Array, beta: jax.Array, offset: float
+    ops: Ops,
+    variant: Variant,
+    layer: Params,
+    edges: Edges,
+    x: jax.Array,
+    beta: jax.Array,
+    offset: float,
 ) -> jax.Array:
     """One attention layer: x [n, B, width], beta [m, B or 1, 1] multiplies every head's score."""
     heads = (*x.shape[:2], HEADS, HEAD_WIDTH)
+    clipped = variant.softmax == "clip"
     out = ops.attention(
         edges,
         *(_linear(layer[name], x).reshape(heads) for name in ("q", "k", "v")),
         score_weights=beta,
         scale=1.0 / math.sqrt(x.shape[2]),
-        limit=SCORE_LIMIT,
-        offset=offset,
+        limit=SCORE_LIMIT if clipped else None,
+        offset=offset if clipped else 0.0,
     )
     out = _linear(layer["out"], out.reshape(*x.shape[:2], WIDTH)) + _linear(layer["skip"], x)
     return jax.nn.leaky_relu(out + _layer_norm(layer["norm"], out), LEAK)
 
 
 def _layer_norm(layer: Params, x: jax.Array) -> jax.Array:
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    """In float32 whatever x is."""
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
+    normal = centred * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
+    return normal.astype(x.dtype)

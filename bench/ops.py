@@ -31,17 +31,24 @@ class Ops:
 
     make_plan(ids int32 [m], num_rows) -> Plan, on the host.
     gather(x [n, B, d], plan) -> [m, B, d]; scatter_add(y [m, B, d], plan) -> [n, B, d].
-    fused: takes the arguments of `attention` in its place, where a column has such an op.
+    segment_max: as scatter_add, the largest entry of each row; never differentiated.
+    Where a column fuses attention: make_graph(senders, receivers, num_nodes), an object with plans
+    of these names, and `fused`, which takes the arguments of `attention` in its place.
     """
 
     name: str
     make_plan: Callable[[np.ndarray, int], Plan]
     gather: Callable[[jax.Array, Plan], jax.Array]
     scatter_add: Callable[[jax.Array, Plan], jax.Array]
+    segment_max: Callable[[jax.Array, Plan], jax.Array]
+    make_graph: Callable[[np.ndarray, np.ndarray, int], Any] | None = None
     fused: Callable[..., jax.Array] | None = None
 
     def edges(self, senders: np.ndarray, receivers: np.ndarray, num_nodes: int) -> Edges:
         """Plans of both ends of the edges."""
+        if self.make_graph is not None:
+            graph = self.make_graph(senders, receivers, num_nodes)
+            return Edges(graph.senders, graph.receivers, graph)
         return Edges(self.make_plan(senders, num_nodes), self.make_plan(receivers, num_nodes))
 
     def attention(
@@ -53,13 +60,14 @@ class Ops:
         *,
         score_weights: jax.Array,
         scale: float,
-        limit: float,
+        limit: float | None,
         offset: float,
     ) -> jax.Array:
         """Σ s v_sender / (Σ s + offset), s = exp(clip(weight · ⟨q_receiver, k_sender⟩ · scale)).
 
         q, k, v, result: [n, B, heads, width]; score_weights [m, B or 1, 1 or heads]. A node that
-        no edge enters gets 0.
+        no edge enters gets 0. Without a limit nothing is clipped, and the largest score of a node
+        is subtracted before exp; the offset is then 0.
         """
         if self.fused is not None:
             return self.fused(
@@ -72,7 +80,12 @@ class Ops:
             return rows.reshape(-1, batch, heads, width)
 
         score = jnp.sum(at(q, edges.receivers) * at(k, edges.senders), axis=3)
-        s = jnp.exp(jnp.clip(score_weights * score * scale, -limit, limit))
+        score = score_weights * score * scale
+        if limit is None:
+            largest = self.segment_max(jax.lax.stop_gradient(score), edges.receivers)
+            s = jnp.exp(score - self.gather(largest, edges.receivers))
+        else:
+            s = jnp.exp(jnp.clip(score, -limit, limit))
         weighted = (s[:, :, :, None] * at(v, edges.senders)).reshape(-1, batch, heads * width)
         total = self.scatter_add(weighted, edges.receivers).reshape(q.shape)
         norm = self.scatter_add(s, edges.receivers) + offset

@@ -23,6 +23,7 @@ COLOURS = {
     "xla": "#d08700",
     "xla-deterministic": "#c2554d",
     "jax_index": "#2f81f7",
+    "jax_index-fused": "#3fa45b",
 }
 SPARE_COLOUR = "#8957e5"
 
@@ -47,7 +48,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         _loss(axes[2], result, names)
         workload, machine = result["workload"], result["machine"]
         figure.suptitle(
-            f"HetGAT, {workload['name']} ({workload['road_links']:,} road links), float32, "
+            f"HetGAT, {workload['name']} ({workload['road_links']:,} road links), "
+            f"{result.get('dtype', 'float32')}, "
             f"{result['device']['device']}, jax {machine['versions'].get('jax')}, "
             f"{machine['time'][:10]}",
             fontsize=11,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job's record as a table and a few sentences, and its comparison of bits."""
+"""The main job's record as a table and a few sentences."""
 
 from __future__ import annotations
 
@@ -10,43 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.columns import COLUMNS, REFERENCE, SUBJECT
+from bench.kernels.table import verdict_text
 
 Record = dict[str, Any]
-
-
-def compare_bits(reference: Record, subject: Record, batch: int) -> Record:
-    """Whether losses, gradients and weights of two records are equal to the bit.
-
-    Losses of the steps that both took, gradients of the first ones, and, where both took equally
-    many steps, the weights after the last.
-    """
-    a, b = (record["batches"][str(batch)] for record in (reference, subject))
-    steps = min(a["steps"], b["steps"])
-    pairs = list(zip(a["loss_bits"][:steps], b["loss_bits"][:steps], strict=True))
-    differing = [step for step, (x, y) in enumerate(pairs) if x != y]
-    digests = min(len(a["gradient_digests"]), len(b["gradient_digests"]))
-    return {
-        "batch": batch,
-        "steps": steps,
-        "loss_equal": not differing,
-        "first_differing_step": differing[0] if differing else None,
-        "largest_loss_difference": max(
-            abs(x - y) for x, y in zip(a["losses"][:steps], b["losses"][:steps], strict=True)
-        ),
-        "gradient_steps": digests,
-        "gradients_equal": a["gradient_digests"][:digests] == b["gradient_digests"][:digests],
-        "params_equal": (
-            a["params_digest"] == b["params_digest"] if a["steps"] == b["steps"] else None
-        ),
-    }
-
-
-def learning(record: Record, batch: int) -> Record:
-    """First loss, mean of the last steps (one epoch or a quarter of the run), and their ratio."""
-    losses = record["batches"][str(batch)]["losses"]
-    last = losses[-max(1, min(6, len(losses) // 4)) :]
-    mean = sum(last) / len(last)
-    return {"first": losses[0], "last": mean, "fall": 1.0 - mean / losses[0]}
 
 
 def print_report(console: Console, result: Record) -> None:
@@ -72,6 +38,10 @@ def print_report(console: Console, result: Record) -> None:
                 )
     for bits in result["bits"]:
         console.print(_bits_sentence(bits, result["device"]["backend"]))
+    if result.get("repeats"):
+        console.print(_repeats_sentence(result["repeats"], result["device"]["backend"]))
+    for verdict in result.get("verdicts", []):
+        console.print(f"{verdict['what']}: {verdict_text(verdict)}")
     for note in result["notes"]:
         console.print(f"[dim]{note}[/dim]")
 
@@ -83,7 +53,9 @@ def _table(result: Record) -> Table:
         title=(
             f"HetGAT on {workload['name']}: {workload['nodes']:,} nodes, "
             f"{workload['road_links']:,} road links, {workload['od_links']:,} od links\n"
-            f"{device['device']}, jax {result['machine']['versions'].get('jax')}"
+            f"{result.get('dtype', 'float32')} activations, {device['device']}, "
+            f"jax {result['machine']['versions'].get('jax')}"
+            f"{', true softmax' if result.get('softmax') == 'segment' else ''}"
         )
     )
     table.add_column("", no_wrap=True)
@@ -94,6 +66,9 @@ def _table(result: Record) -> Table:
     figures: list[tuple[str, Callable[[Record], str]]] = [
         *((f"train ms/step, B = {b}", _of(b, "train_ms")) for b in batches),
         *((f"infer ms/scenario, B = {b}", _of(b, "infer_p50_ms_per_scenario")) for b in batches),
+        *((f"kernel ms/step, B = {b}", _profiled(b, "kernel_ms")) for b in batches),
+        *((f"of it index work, B = {b}", _profiled(b, "index_ms")) for b in batches),
+        *((f"kernels/step, B = {b}", _profiled(b, "kernels")) for b in batches),
         ("GPU utilisation %", _of(full, "gpu_utilisation")),
         ("temp memory MB", _of(full, "temp_bytes", 1e-6)),
         ("peak MB, device", lambda r: _number(r["device_peak_bytes"], 1e-6)),
@@ -103,12 +78,18 @@ def _table(result: Record) -> Table:
     ]
     records = result["columns"].values()
     for title, figure in figures:
-        table.add_row(title, *("error" if "error" in r else figure(r) for r in records))
+        cells = ["error" if "error" in r else figure(r) for r in records]
+        if "-" not in cells or not set(cells) <= {"-", "error"}:  # some are a GPU's alone
+            table.add_row(title, *cells)
     return table
 
 
 def _of(batch: str, key: str, scale: float = 1.0) -> Callable[[Record], str]:
     return lambda record: _number(record["batches"][batch].get(key), scale)
+
+
+def _profiled(batch: str, key: str) -> Callable[[Record], str]:
+    return lambda record: _number(record["batches"][batch].get("profile", {}).get(key))
 
 
 def _repeatable(run: Record) -> str:
@@ -134,6 +115,20 @@ def _bits_sentence(bits: Record, backend: str) -> str:
     if bits["params_equal"] is not None:
         text += f"; weights after them {'bit-identical' if bits['params_equal'] else 'different'}"
     return text + "."
+
+
+def _repeats_sentence(repeats: Record, backend: str) -> str:
+    """Whether the fused column repeats its bits."""
+    where = f"{COLUMNS[repeats['column']].title}, batch {repeats['batch']}"
+    where += ", matmul autotuning pinned" if backend == "gpu" else ""
+    same, second = (
+        "bit-identical" if repeats[key] else "[red]different[/red]"
+        for key in ("same_process", "second_process")
+    )
+    return (
+        f"{where}: {repeats['steps']} steps once more, loss curve and weights: {same} in the same "
+        f"process, {second} in a second one."
+    )
 
 
 def _number(value: float | None, scale: float = 1.0) -> str:

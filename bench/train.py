@@ -18,9 +18,10 @@ import optax
 
 from bench.columns import COLUMNS
 from bench.gpu_load import GpuLoad
-from bench.model import Batch, Topology, count_params, init_params, loss_terms, predict
+from bench.model import Batch, Topology, Variant, count_params, init_params, loss_terms, predict
 from bench.ops import Ops
 from bench.scenarios import Problem
+from bench.step_profile import profile_step
 
 LEARNING_RATE = 1e-3
 WINDOW_SECONDS = 0.25  # steps are timed in windows of about this length, blocked on at the end
@@ -49,7 +50,10 @@ class Job:
     compare: int
     learn_batch: int
     predict_seconds: float
-    measure: bool = True  # False: bits only, no prediction, no repetition
+    softmax: str = "clip"
+    dtype: str = "float32"
+    measure: bool = True  # False: bits only, no prediction, no profile
+    again: bool = False  # all steps once more in this process, to compare their bits
 
 
 @dataclasses.dataclass
@@ -92,10 +96,12 @@ def make_topology(ops: Ops, problem: Problem) -> Topology:
     )
 
 
-def train_step(ops: Ops, state: Any, topology: Topology, batch: Batch) -> tuple[Any, Any, Any]:
+def train_step(
+    ops: Ops, variant: Variant, state: Any, topology: Topology, batch: Batch
+) -> tuple[Any, Any, Any]:
     """(params, optimiser state), loss and gradients after one step of Adam."""
     params, moments = state
-    loss = functools.partial(loss_terms, ops)
+    loss = functools.partial(loss_terms, ops, variant)
     (value, _), grads = jax.value_and_grad(loss, has_aux=True)(params, topology, batch)
     updates, moments = optax.adam(LEARNING_RATE).update(grads, moments)
     return (optax.apply_updates(params, updates), moments), value, grads
@@ -130,7 +136,8 @@ def _run_batch(
     one = next(train_batches(problem, batch, job.seed))
     started = time.perf_counter()
     emit(f"compile, batch {batch}", 0, 0)
-    step = jax.jit(functools.partial(train_step, ops), donate_argnums=0)
+    variant = Variant(job.softmax, job.dtype)
+    step = jax.jit(functools.partial(train_step, ops, variant), donate_argnums=0)
     compiled = step.lower(state, topology, one).compile()
     record: dict[str, Any] = {"compile_seconds": time.perf_counter() - started}
     memory = compiled.memory_analysis()
@@ -142,14 +149,24 @@ def _run_batch(
         "losses": run.losses,
         "loss_bits": [np.float32(x).tobytes().hex() for x in run.losses],
         "gradient_digests": run.digests,
+        "losses_digest": digest(np.float32(run.losses)),
         "params_digest": digest(run.params),
         "train_ms": statistics.median(run.window_ms),
         "train_ms_windows": run.window_ms,
         "gpu_utilisation": load.median() if load else None,
         "gpu_samples": len(load.samples) if load else 0,
     }
+    if job.again:
+        more = _train(job, compiled, problem, topology, batch, emit, None)
+        record["again"] = {
+            "losses_digest": digest(np.float32(more.losses)),
+            "params_digest": digest(more.params),
+        }
     if not job.measure:
         return record
+    if jax.default_backend() == "gpu":
+        emit(f"profile, batch {batch}", 0, 0)
+        record["profile"] = _profile(job, compiled, problem, topology, batch)
     patience = REPEAT_SECONDS_UNLIMITED if job.seconds[batch] is None else REPEAT_SECONDS
     if batch == job.learn_batch and record["train_ms"] * job.compare < patience * 1e3:
         short = dataclasses.replace(job, steps={batch: job.compare}, seconds={batch: None})
@@ -206,6 +223,23 @@ def _train(
     return Run([float(x) for x in losses], digests, window_ms, state[0])
 
 
+def _profile(
+    job: Job, compiled: Any, problem: Problem, topology: Topology, batch: int
+) -> dict[str, Any]:
+    """Kernel times of a training step, or the reason why there are none."""
+    state = first_state(job.seed, problem.features.shape[2])
+    batches = train_batches(problem, batch, job.seed)
+
+    def call() -> None:
+        nonlocal state
+        state = compiled(state, topology, next(batches))[0]
+
+    try:
+        return profile_step(call, lambda: jax.block_until_ready(state), compiled.as_text())
+    except Exception as error:  # a figure that is missing must not end the run
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
 def digest(tree: Any) -> str:
     """SHA-256 of all leaves' bytes."""
     total = hashlib.sha256()
@@ -224,7 +258,8 @@ def _predict(
     ]  # the last group repeats itself to full size
     staged = [jax.device_put(np.ascontiguousarray(problem.features[:, g])) for g in groups]
     emit(f"compile inference, batch {batch}", 0, 0)
-    infer = jax.jit(functools.partial(predict, ops)).lower(params, topology, staged[0]).compile()
+    program = jax.jit(functools.partial(predict, ops, Variant(job.softmax, job.dtype)))
+    infer = program.lower(params, topology, staged[0]).compile()
     jax.block_until_ready(infer(params, topology, staged[0]))
     times: list[float] = []
     begun = time.perf_counter()

@@ -32,7 +32,7 @@ def main() -> None:
     record = run_job(job, Problem.load(problem_path), emit)
     record["xla_flags"] = os.environ.get("XLA_FLAGS", "")
     record["backend"] = jax.default_backend()
-    if job.column == "jax_index":
+    if job.column.startswith("jax_index"):
         import jax_index
 
         record["kernels"] = jax_index.backends()

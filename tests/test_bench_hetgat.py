@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +23,21 @@ from bench.assignment import Router
 from bench.columns import COLUMNS
 from bench.configurations import CONFIGURATIONS, Source
 from bench.demand import Demand, generate_demand
-from bench.host_round_trip import host_gather, host_plan, host_scatter_add, row_sums
-from bench.model import count_params, init_params
+from bench.host_round_trip import (
+    host_gather,
+    host_plan,
+    host_scatter_add,
+    host_segment_max,
+    row_sums,
+)
+from bench.judge import add_repeats, compare_bits, learning
+from bench.model import Variant, count_params, init_params, loss_terms
 from bench.networks import Network, grid_network, permute_nodes
-from bench.report import compare_bits, learning
 from bench.scenarios import Problem
+from bench.step_profile import index_instructions, split
+from bench.step_targets import judge_steps
 from bench.tntp import read_tntp_flow, read_tntp_network, read_tntp_trips
-from bench.train import Job, run_job
+from bench.train import Job, make_topology, run_job, train_batches
 
 NET = """<NUMBER OF ZONES> 2\t\t
 <NUMBER OF NODES> 4
@@ -247,8 +256,8 @@ def tiny() -> Problem:
     return Source(config="tiny").problem()
 
 
-def run(column: str, problem: Problem, steps: int) -> dict:
-    job = Job(column, 0, (8,), {8: steps}, {8: None}, 3, 8, 0.0)
+def run(column: str, problem: Problem, steps: int, **options) -> dict:
+    job = Job(column, 0, (8,), {8: steps}, {8: None}, 3, 8, 0.0, **options)
     return run_job(job, problem, lambda phase, done, total: None)
 
 
@@ -283,8 +292,114 @@ def test_jax_index_has_the_bits_of_the_host(tiny, host):
     assert bits["params_equal"]
 
 
+def test_fused_column_agrees_and_repeats_its_bits(tiny, host):
+    pytest.importorskip("jax_index", reason="jax_index is not installed")
+    fused = run("jax_index-fused", tiny, 8, measure=False, again=True)
+    ours, reference = (record["batches"]["8"] for record in (fused, host))
+    np.testing.assert_allclose(ours["losses"], reference["losses"], rtol=0.02)
+    np.testing.assert_allclose(ours["losses"][0], reference["losses"][0], rtol=1e-5)
+    assert ours["temp_bytes"] < reference["temp_bytes"]
+    result = {"columns": {"jax_index-fused": {}}, "learn_batch": 8}
+    add_repeats(result, lambda column, steps, again: fused, 8)
+    assert result["repeats"]["same_process"]
+    assert result["repeats"]["second_process"]
+    ours["again"]["params_digest"] = "another"
+    add_repeats(result, lambda column, steps, again: fused, 8)
+    assert not result["repeats"]["same_process"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "rtol"), [(Variant("segment"), 1e-5), (Variant(dtype="bfloat16"), 0.02)]
+)
+def test_variants_agree_between_columns(tiny, variant, rtol):
+    pytest.importorskip("jax_index", reason="jax_index is not installed")
+    params = init_params(0, tiny.features.shape[2])
+    batch = next(train_batches(tiny, 8, 0))
+    found = []
+    for column in ("xla", "jax_index-fused"):
+        ops = COLUMNS[column].make_ops()
+        fn = jax.jit(lambda *operands, ops=ops: loss_terms(ops, variant, *operands))
+        loss, ratio = fn(params, make_topology(ops, tiny), batch)
+        assert ratio.dtype == loss.dtype == jnp.float32
+        found.append(float(loss))
+    np.testing.assert_allclose(found[1], found[0], rtol=rtol)
+
+
+def test_host_maxima_of_rows():
+    ids = np.array([2, 0, 2, 2], np.int32)
+    y = jnp.array([[1.0], [-3.0], [5.0], [2.0]])
+    maxima = host_segment_max(y, host_plan(ids, 4))
+    assert maxima.ravel().tolist() == [-3.0, -np.inf, 5.0, -np.inf]
+
+
+def test_host_sums_narrow_floats_in_float32():
+    y = jnp.full((300, 1, 1), 1.0078125, jnp.bfloat16)  # alone, bfloat16 would stop at 256
+    total = host_scatter_add(y, host_plan(np.zeros(300, np.int32), 1))
+    assert total.dtype == jnp.bfloat16
+    assert float(total[0, 0, 0]) == float(jnp.bfloat16(302.34375))
+
+
+HLO = """HloModule jit_train_step
+%region_0.1 (a: f32[], b: f32[]) -> f32[] {
+  ROOT %add.1 = f32[] add(%a, %b), metadata={op_name="jit(f)/scatter-add"}
+}
+%fused_computation.3 (p: f32[4]) -> f32[4] {
+  %gather.9 = f32[4]{0} gather(%p, %i), metadata={op_name="jit(f)/gather"}
+  ROOT %mul.1 = f32[4]{0} multiply(%gather.9, %p)
+}
+%fused_computation.4 (p: f32[4]) -> f32[4] {
+  ROOT %bitcast.4 = f32[4]{0} bitcast(%p), metadata={op_name="jit(f)/scatter-add"}
+}
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %loop_multiply_fusion.2 = f32[4]{0} fusion(%x), kind=kLoop, calls=%fused_computation.3
+  %copy_fusion.1 = f32[4]{0} fusion(%x), kind=kLoop, calls=%fused_computation.4
+  %all-gather.1 = f32[4]{0} all-gather(%x), dimensions={0}
+  %reduce.7 = f32[]{} reduce(%x, %c), to_apply=%region_0.1
+  %call.2 = f32[4]{0} custom-call(%x), metadata={op_name="jit(f)/jax_index_scatter_add"}
+  ROOT %wrapped_scatter = f32[4]{0} scatter(%x, %i, %u), to_apply=%region_0.1
+}
+"""
+
+
+def test_kernels_that_move_rows_by_index_are_told_apart():
+    names = index_instructions(HLO)
+    assert names == {"gather_9", "loop_multiply_fusion_2", "call_2", "wrapped_scatter"}
+
+    def event(name, ns, **stats):
+        return SimpleNamespace(name=name, duration_ns=ns, stats=list(stats.items()))
+
+    events = [
+        event("loop_multiply_fusion_2", 1e6),
+        event("void jax_index::sm90::wide_kernel<float>()", 2e6),
+        event("ampere_sgemm_128x64", 4e6, hlo_op="cublas-gemm.3"),
+        event("anything", 8e6, hlo_op="call.2"),
+    ]
+    stream = SimpleNamespace(name="Stream #1", events=[e for e in events for _ in range(2)])
+    found = split([SimpleNamespace(lines=[stream])], names, steps=2)
+    assert found["kernel_ms"] == pytest.approx(15)
+    assert found["index_ms"] == pytest.approx(11)
+    assert found["kernels"] == 4
+    assert [k["index"] for k in found["longest"]] == [True, False, True, True]
+
+
+def test_targets_of_the_step():
+    def column(ms):
+        run = {"train_ms": ms, "temp_bytes": ms, "profile": {"kernel_ms": ms, "index_ms": ms}}
+        return {"batches": {"8": run}}
+
+    result = {"device": {"backend": "gpu"}, "dtype": "float32"}
+    result["columns"] = {"xla": column(12), "jax_index-fused": column(10)}
+    met = {v["what"].split(",")[0]: v["met"] for v in judge_steps(result)}
+    assert met == {
+        "training step": True, "kernel time": True, "index work": False, "temp memory": False
+    }  # fmt: skip
+    result["columns"]["xla"] = {"error": "did not run"}
+    assert judge_steps(result) == []
+    assert judge_steps({**result, "device": {"backend": "cpu"}}) == []
+
+
 def test_columns_are_known():
-    assert list(COLUMNS) == ["host", "xla", "xla-deterministic", "jax_index"]
+    assert list(COLUMNS) == ["host", "xla", "xla-deterministic", "jax_index", "jax_index-fused"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,17 +33,14 @@ def kernel_microseconds(runners: dict[str, Calls]) -> dict[str, dict[str, float]
     for runner in runners.values():
         runner()
         runner.wait()
-    with tempfile.TemporaryDirectory(prefix="jax_index-profile-") as folder:
-        with jax.profiler.trace(folder):
-            for runner in runners.values():
-                for _ in range(CALLS):
-                    runner()
-                runner.wait()
-        files = sorted(Path(folder).rglob("*.xplane.pb"))
-        if not files:
-            raise RuntimeError("the profiler wrote no trace")
-        planes = list(ProfileData.from_file(str(files[-1])).planes)
-        spent = by_module([p for p in planes if p.name.startswith("/device:")])
+
+    def run() -> None:
+        for runner in runners.values():
+            for _ in range(CALLS):
+                runner()
+            runner.wait()
+
+    spent = by_module(traced(run))
     found = {}
     for name in runners:
         total, count = spent.get(f"jit_{name}", (0.0, 0))
@@ -52,20 +49,36 @@ def kernel_microseconds(runners: dict[str, Calls]) -> dict[str, dict[str, float]
     return found
 
 
-def by_module(planes: Iterable[Any]) -> dict[str, tuple[float, int]]:
-    """Nanoseconds and number of events of each HLO module, on the streams of devices.
+def traced(run: Callable[[], None]) -> list[Any]:
+    """The planes of devices of a trace of `run`, which must wait for what it starts."""
+    with tempfile.TemporaryDirectory(prefix="jax_index-profile-") as folder:
+        with jax.profiler.trace(folder):
+            run()
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            raise RuntimeError("the profiler wrote no trace")
+        planes = list(ProfileData.from_file(str(files[-1])).planes)
+        return [p for p in planes if p.name.startswith("/device:")]
+
+
+def stream_events(planes: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Every event on the streams of devices, and what is known of it.
 
     A plane also has derived lines ("XLA Modules", "XLA Ops") that repeat the streams' events.
     """
-    spent: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for plane in planes:
         for line in plane.lines:
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                stats = {key: value for key, value in event.stats if key is not None}
-                module = stats.get("hlo_module")
-                if module is not None:
-                    total, count = spent[str(module)]
-                    spent[str(module)] = (total + event.duration_ns, count + 1)
+            if line.name.startswith("Stream"):
+                for event in line.events:
+                    yield event, {key: value for key, value in event.stats if key is not None}
+
+
+def by_module(planes: Iterable[Any]) -> dict[str, tuple[float, int]]:
+    """Nanoseconds and number of events of each HLO module."""
+    spent: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for event, stats in stream_events(planes):
+        module = stats.get("hlo_module")
+        if module is not None:
+            total, count = spent[str(module)]
+            spent[str(module)] = (total + event.duration_ns, count + 1)
     return spent
