@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_index import _check, _primitive
 from jax_index._graph import Graph
-from jax_index.ops import rows
+from jax_index.ops import pointwise, rows
 from jax_index.ops.graph_arguments import check_graph, computed, numeric, per_edge, stored
 
 # --- spmm ---------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def _spmm_reference(
     x: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, source: Any, *rest: Any, **p: Any
 ) -> Any:
     del ids, tasks
-    wide = jnp.promote_types(jnp.float32, x.dtype) if _is_float(x.dtype) else x.dtype
+    wide = pointwise.wide(x.dtype) if _is_float(x.dtype) else x.dtype
     data = [_behind(v, x.ndim).astype(wide) for v in (x, *rest)]
 
     def one(data: Any, plan: Any, axis: int) -> Any:
@@ -260,7 +260,7 @@ def _sddmm_abstract(x: Any, y: Any, *rest: Any, **p: Any) -> Any:
 
 def _sddmm_reference(x: Any, y: Any, *rest: Any, **p: Any) -> Any:
     att, indices = _split_att(rest, p["additive"])
-    wide = jnp.promote_types(jnp.float32, x.dtype) if _is_float(x.dtype) else x.dtype
+    wide = pointwise.wide(x.dtype) if _is_float(x.dtype) else x.dtype
     depth = p["depth_axes"]
 
     def one(data: Any, plan: Any, axis: int) -> Any:

@@ -74,8 +74,8 @@ def _abstract(*operands: Any, dtype: Any, by_row: Any, axis: int, plan_axes: Any
 def _reference(*operands: Any, function: str, by_row: Any, axis: int, dtype: Any, **p: Any) -> Any:
     data, ids = list(operands[: len(by_row)]), operands[len(by_row) :]
     rank = max(d.ndim for d in data)
-    wide = jnp.promote_types(jnp.float32, jnp.result_type(*data))
-    data = [d.reshape(d.shape + (1,) * (rank - d.ndim)).astype(wide) for d in data]
+    kind = "float64" if any(d.dtype == np.float64 for d in data) else "float32"
+    data = [d.reshape(d.shape + (1,) * (rank - d.ndim)).astype(kind) for d in data]
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         there = None
@@ -246,7 +246,7 @@ def apply_slots(
     An array of lower rank has one element for all that lies behind its own axes; an edge array with
     one row has it for all edges; None is an argument that the function can do without. With a plan,
     row arrays are read at the row of each edge, and an edge of no row gets 0; without one, all
-    arrays have the same rows.
+    arrays have the same rows. The result has the dtype of the first array where none is given.
     """
     indexed = plan is not None
     slots = tuple(k for k, (v, _) in enumerate(given) if v is not None)
@@ -262,14 +262,14 @@ def apply_slots(
         axis=0,
         plan_axes=(),
         parameters=tuple(float(p) for p in parameters),
-        dtype=jnp.dtype(dtype or jnp.result_type(*operands)),
+        dtype=jnp.dtype(dtype or operands[0].dtype),
     )
     return out
 
 
 def wide(dtype: Any) -> Any:
     """Return the dtype that floats of `dtype` are computed in."""
-    return jnp.promote_types(jnp.float32, dtype)
+    return jnp.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
 
 
 def _elementwise(function: str, *operands: Any, parameters: tuple[float, ...] = ()) -> jax.Array:

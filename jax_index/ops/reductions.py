@@ -41,7 +41,9 @@ def _is_narrow(dtype: Any) -> bool:
 @functools.cache
 def _mean_dtype(dtype: Any, x64: bool) -> Any:
     del x64  # of the key alone: jnp.mean's dtype depends on it
-    return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype
+    of = lambda kind: jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), kind)).dtype  # noqa: E731
+    # Of two-bit integers JAX makes two-bit integers, which hold no mean.
+    return of(dtype) if jnp.issubdtype(of(dtype), jnp.inexact) else of(jnp.dtype("int8"))
 
 
 def reduce(op: str, rule: Any, data: jax.Array, plan: IndexPlan) -> jax.Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_index import _primitive
 from jax_index._plan import IndexPlan
-from jax_index.ops import rows
+from jax_index.ops import pointwise, rows
 
 # RowMap of cpp/core/row_fold.h, in its order; x an edge value, y a second one, r the row's own.
 MAPS = ("value", "exp", "square", "product", "ties", "tie_product")
@@ -31,8 +31,7 @@ def _abstract(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any, 
 
 def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any, **p: Any) -> Any:
     del ids, tasks
-    wide = jnp.promote_types(jnp.float32, y.dtype)
-    data = [v.astype(wide) for v in (y, *rest)]
+    data = [v.astype(pointwise.wide(y.dtype)) for v in (y, *rest)]
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         indptr, perm = plan

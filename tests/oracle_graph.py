@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segment reductions, products and attention in NumPy, written from the documented order alone.
+
+exp and log are given by the caller: their values are promised within one unit in the last place,
+and what is computed with them to the bit.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from .oracle import CHUNK, narrow, widen
+
+LANES = 32
+SUB_BYTE = ("int2", "uint2", "int4", "uint4")
+
+
+def fma(a, b, c):
+    """a b + c, rounded once; integers wrap."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    if a.dtype.kind in "iu":
+        return a * b + c
+    with np.errstate(all="ignore"):
+        return _fma32(a, b, c) if a.dtype == np.float32 else _fma64(a, b, c)
+
+
+def _fma32(a, b, c):
+    # The product is exact in float64; the sum is rounded to odd there, then to nearest.
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    total = product + c
+    part = total - product
+    error = (product - (total - part)) + (c - part)
+    even = (np.ascontiguousarray(total).view(np.uint64) & np.uint64(1)) == 0
+    inexact = np.isfinite(total) & (error != 0) & even
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where(inexact, odd, total).astype(np.float32)
+
+
+def _fma64(a, b, c):
+    out = np.empty(a.shape, np.float64)
+    for k in np.ndindex(a.shape):
+        exact = all(np.isfinite(v[k]) for v in (a, b, c)) and a[k] * b[k] != 0
+        total = (
+            Fraction(*a[k].as_integer_ratio()) * Fraction(*b[k].as_integer_ratio())
+            + Fraction(*c[k].as_integer_ratio())
+            if exact
+            else 0
+        )
+        out[k] = float(total) if exact and total else a[k] * b[k] + c[k]
+    return out
+
+
+def rows_of(ids, num_rows):
+    """The edges that belong to rows, by row and in stable order, and the lengths of the rows."""
+    ids = np.asarray(ids).astype(np.int64)
+    kept = np.flatnonzero((ids >= 0) & (ids < num_rows))
+    order = kept[np.argsort(ids[kept], kind="stable")]
+    return order, np.bincount(ids[kept], minlength=num_rows)[:num_rows]
+
+
+def fold(lengths, step, start, combine=np.add):
+    """Fold rows: step(total, positions) inside of a chunk of 32, then `combine` of chunk results.
+
+    `start` has the shape and dtype of one element of a row: every chunk begins with it.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    items = None
+    while items is None or lengths.max(initial=0) > 1:
+        starts = np.cumsum(lengths) - lengths
+        chunks = -(-lengths // CHUNK)
+        row = np.repeat(np.arange(lengths.size), chunks)
+        place = np.arange(row.size) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        begin = starts[row] + CHUNK * place
+        size = np.minimum(CHUNK, lengths[row] - CHUNK * place)
+        total = np.broadcast_to(start, (row.size, *start.shape)).copy()
+        with np.errstate(all="ignore"):
+            for j in range(size.max(initial=0)):
+                some = np.flatnonzero(size > j)
+                at = begin[some] + j
+                total[some] = (
+                    step(total[some], at) if items is None else combine(total[some], items[at])
+                )
+        items, lengths = total, chunks
+    out = np.broadcast_to(start, (lengths.size, *start.shape)).copy()
+    out[lengths == 1] = items
+    return out
+
+
+def row_sums(values, ids, num_rows, step=None):
+    """Sum rows; step(total, edges) in place of total + values[edges] where it is given."""
+    order, lengths = rows_of(ids, num_rows)
+    take = step or (lambda total, edges: total + values[edges])
+    start = np.zeros(values.shape[1:], values.dtype)
+    return fold(lengths, lambda total, at: take(total, order[at]), start)
+
+
+def over_counts(total, ids, num_rows):
+    """Divide rows by their numbers of edges, in the type of the rows."""
+    count = np.maximum(rows_of(ids, num_rows)[1], 1).astype(total.dtype)
+    return total / count.reshape(-1, *[1] * (total.ndim - 1))
+
+
+def take(rows, ids, fill=0):
+    """The row of each edge, `fill` where there is none."""
+    ids = np.asarray(ids).astype(np.int64)
+    there = (ids >= 0) & (ids < rows.shape[0])
+    out = np.full((ids.size, *rows.shape[1:]), fill, rows.dtype)
+    out[there] = rows[ids[there]]
+    return out
+
+
+# --- Segments -------------------------------------------------------------------------------------
+
+
+def mean(x, ids, num_rows):
+    return narrow(wide_mean(x, ids, num_rows), x.dtype)
+
+
+def wide_mean(x, ids, num_rows):
+    return over_counts(row_sums(widen(x), ids, num_rows), ids, num_rows)
+
+
+def wide_var(x, ids, num_rows):
+    wide = widen(x)
+    with np.errstate(all="ignore"):
+        d = wide - take(wide_mean(x, ids, num_rows), ids)
+    total = row_sums(wide, ids, num_rows, lambda total, e: fma(d[e], d[e], total))
+    return over_counts(total, ids, num_rows)
+
+
+def var(x, ids, num_rows):
+    return narrow(wide_var(x, ids, num_rows), x.dtype)
+
+
+def std(x, ids, num_rows):
+    return narrow(np.sqrt(wide_var(x, ids, num_rows)), x.dtype)
+
+
+def var_grad(x, ids, num_rows, ct, root=False):
+    """ct 2 (x - mean) / count, from left to right; for std ct is first divided by 2 std."""
+    wide, ct = widen(x), widen(ct)
+    with np.errstate(all="ignore"):
+        if root:
+            s = np.sqrt(wide_var(x, ids, num_rows))
+            ct = np.where(s == 0, s.dtype.type(0), ct / (s + s))
+        count = rows_of(ids, num_rows)[1].astype(wide.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        centred = wide - take(wide_mean(x, ids, num_rows), ids)
+        out = take(ct, ids) * wide.dtype.type(2) * centred / take(count, ids, 1)
+    out[(np.asarray(ids) < 0) | (np.asarray(ids) >= num_rows)] = 0
+    return narrow(out, x.dtype)
+
+
+def prod(x, ids, num_rows):
+    order, lengths = rows_of(ids, num_rows)
+    wide = x.astype(np.int64) if x.dtype.name in SUB_BYTE else widen(x)
+    start = np.ones(x.shape[1:], wide.dtype)
+    out = fold(lengths, lambda total, at: total * wide[order[at]], start, np.multiply)
+    return narrow(out, x.dtype)
+
+
+def extremum(x, ids, num_rows, smallest, empty):
+    """NaN wins; of equal zeros the positive one in a maximum, the negative one in a minimum."""
+    x = np.asarray(x)
+    order, lengths = rows_of(ids, num_rows)
+    out = np.full((num_rows, *x.shape[1:]), empty, x.dtype)
+    starts = np.cumsum(lengths) - lengths
+    for row in np.flatnonzero(lengths):
+        items = x[order[starts[row] : starts[row] + lengths[row]]]
+        best = items[0]
+        for item in items[1:]:
+            with np.errstate(all="ignore"):
+                better = (item < best) if smallest else (item > best)
+            if x.dtype.kind not in "iub":
+                zeros = (item == best) & (np.signbit(item) == smallest)
+                better = (better | zeros | np.isnan(item)) & ~np.isnan(best)
+            best = np.where(better, item, best)
+        out[row] = best
+    return out
+
+
+def ties(x, out, ids):
+    """Whether each edge is its row's extremum; NaN is NaN."""
+    own = take(np.asarray(out), ids, 1)
+    same = (x == own) | (np.isnan(x) & np.isnan(own))
+    inside = (np.asarray(ids) >= 0) & (np.asarray(ids) < out.shape[0])
+    return same & inside.reshape(-1, *[1] * (x.ndim - 1))
+
+
+# --- Products -------------------------------------------------------------------------------------
+
+
+def behind(w, rank):
+    """Per-edge values with the axes that they lack."""
+    return w.reshape(w.shape + (1,) * (rank - w.ndim))
+
+
+def spmm_wide(senders, receivers, num_receivers, x, w=None):
+    """Row sums of fma(w, x, sum) in the accumulator type; a dropped edge is no edge."""
+    receivers = np.where((senders >= 0) & (senders < x.shape[0]), receivers, -1)
+    wide = widen(x)
+    y = take(wide, senders)
+    if w is None:
+        return row_sums(y, receivers, num_receivers)
+    w = behind(widen(w), x.ndim)
+    step = lambda total, e: fma(w[e], y[e], total)  # noqa: E731
+    return row_sums(y, receivers, num_receivers, step)
+
+
+def spmm(senders, receivers, num_receivers, x, w=None):
+    return narrow(spmm_wide(senders, receivers, num_receivers, x, w), x.dtype)
+
+
+def dot(terms, step, dtype):
+    """32 accumulators from +0 over the features of the last axis; then neighbours, five times."""
+    lead, depth = terms[0].shape[:-1], terms[0].shape[-1]
+    sums = np.zeros((*lead, LANES), dtype)
+    for d in range(depth):
+        lane = sums[..., d % LANES]
+        sums[..., d % LANES] = step(*(t[..., d] for t in terms), lane)
+    with np.errstate(all="ignore"):
+        while sums.shape[-1] > 1:
+            sums = sums[..., ::2] + sums[..., 1::2]
+    return sums[..., 0]
+
+
+def sddmm_wide(senders, receivers, x, y, depth_axes=1, step=fma, extra=()):
+    """The dot of the ends of each edge over the last axes; 0 for a dropped edge."""
+    there = (senders >= 0) & (senders < x.shape[0]) & (receivers >= 0) & (receivers < y.shape[0])
+    ends = [take(widen(v), np.where(there, ids, -1)) for v, ids in ((x, senders), (y, receivers))]
+    ends = [v.reshape(*v.shape[: v.ndim - depth_axes], -1) for v in ends]
+    extra = [np.broadcast_to(widen(v), ends[0].shape) for v in extra]
+    out = dot([*ends, *extra], step, ends[0].dtype)
+    out[~there] = 0
+    return out
+
+
+def sddmm(senders, receivers, x, y, depth_axes=1):
+    return narrow(sddmm_wide(senders, receivers, x, y, depth_axes), x.dtype)
