@@ -53,15 +53,20 @@ OPS = ("gather", "scatter_add")
 
 def draw_all(result: Record, folder: Path, kind: str = "svg") -> list[Path]:
     """Draw every chart that the record has lines for; return what was written."""
+    charts = (("limit", _limit_chart), ("peers", peer_chart), ("scale", _scale_chart))
+    return save(result, "ops", charts, folder, kind)
+
+
+def save(result: Record, stem: str, charts: Any, folder: Path, kind: str) -> list[Path]:
+    """Draw charts, (name, result -> figure or None), in this style."""
     folder.mkdir(parents=True, exist_ok=True)
-    charts = (("limit", _limit_chart), ("peers", _peer_chart), ("scale", _scale_chart))
     written = []
     with plt.rc_context(STYLE):
         for name, draw in charts:
             figure = draw(result)
             if figure is None:
                 continue
-            path = folder / f"ops-{name}-{result['device']['backend']}.{kind}"
+            path = folder / f"{stem}-{name}-{result['device']['backend']}.{kind}"
             # The same record draws the same file.
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(path, transparent=True, dpi=160, metadata=metadata)
@@ -70,21 +75,23 @@ def draw_all(result: Record, folder: Path, kind: str = "svg") -> list[Path]:
     return written
 
 
-def _measured(result: Record, **wanted: Any) -> list[Record]:
+def measured(result: Record, **wanted: Any) -> list[Record]:
+    """The lines with a time of jax_index that have these fields."""
     lines = [r for r in result["lines"] if "us" in r["times"].get(SUBJECT, {})]
     return [r for r in lines if all(r.get(key) == value for key, value in wanted.items())]
 
 
 def _headline(result: Record, op: str) -> list[Record]:
     """The float32 lines of the commonest shape of wide rows, one a pattern."""
-    lines = [r for r in _measured(result, op=op, dtype="float32") if r["width"] == 64]
+    lines = [r for r in measured(result, op=op, dtype="float32") if r["width"] == 64]
     lines = [r for r in lines if r["group"] in ("wide", "custom")]
     if not lines:
-        lines = [r for r in _measured(result, op=op, dtype="float32") if r["group"] != "scale"]
+        lines = [r for r in measured(result, op=op, dtype="float32") if r["group"] != "scale"]
     return list({r["pattern"]: r for r in lines}.values())
 
 
-def _where(result: Record) -> str:
+def where(result: Record) -> str:
+    """Device, version, day and commit."""
     machine, commit = result["machine"], result["machine"].get("commit")
     device = result["device"]["device"]
     device = machine["cpu"] if device == "cpu" else device
@@ -125,19 +132,21 @@ def _limit_chart(result: Record) -> Any:
             r = lines[0]
             shape = f" ({count(r['num_rows'])} rows, {count(r['num_edges'])} edges, {r['width']})"
         ax.set_title(f"{op}{shape}", fontsize=10)
-        _bare(ax)
-    _legend(figure, axes)
+        bare(ax)
+    legend(figure, axes)
     figure.suptitle(
-        f"Share of the memory limit: every row once, at measured bandwidth\n{_where(result)}",
+        f"Share of the memory limit: every row once, at measured bandwidth\n{where(result)}",
         fontsize=11,
     )
     return figure
 
 
-def _peer_chart(result: Record) -> Any:
+def peer_chart(
+    result: Record, titles: Record = TITLES, colours: Record = COLOURS, markers: Record = MARKERS
+) -> Any:
     """Every line: how many times our time each peer takes; left of 1 we lose."""
-    lines = [r for r in _measured(result) if len(r["times"]) > 1]
-    names = [n for n in TITLES if n != SUBJECT]
+    lines = [r for r in measured(result) if len(r["times"]) > 1]
+    names = [n for n in titles if n != SUBJECT]
     points: dict[str, list[tuple[int, float]]] = {n: [] for n in names}
     order: list[Record] = []
     for op in dict.fromkeys(r["op"] for r in lines):
@@ -156,9 +165,9 @@ def _peer_chart(result: Record) -> Any:
     ax.axvline(1, color=INK, lw=1)
     for name, found in points.items():
         if found:
-            ax.scatter([x for _, x in found], [y for y, _ in found], s=26, color=COLOURS[name],
-                       marker=MARKERS.get(name, "o"), label=TITLES[name], zorder=3)  # fmt: skip
-    ax.set_yticks(range(len(order)), [_short(r) for r in order], fontsize=7)
+            ax.scatter([x for _, x in found], [y for y, _ in found], s=26, color=colours[name],
+                       marker=markers.get(name, "o"), label=titles[name], zorder=3)  # fmt: skip
+    ax.set_yticks(range(len(order)), [short(r) for r in order], fontsize=7)
     ax.set_ylim(len(order) - 0.4, -0.6)
     ax.set_xscale("log")
     values = [x for found in points.values() for _, x in found]
@@ -171,12 +180,13 @@ def _peer_chart(result: Record) -> Any:
     ax.set_xlabel("time of the peer / time of jax_index; in the red field jax_index loses")
     ax.legend(frameon=False, labelcolor=INK, fontsize=8.5, ncols=4, loc="lower center",
               bbox_to_anchor=(0.4, 1.0))  # fmt: skip
-    figure.suptitle(_where(result), fontsize=10)
-    _bare(ax)
+    figure.suptitle(where(result), fontsize=10)
+    bare(ax)
     return figure
 
 
-def _short(record: Record) -> str:
+def short(record: Record) -> str:
+    """Op, pattern, sizes and dtype."""
     dtype = "" if record["dtype"] == "float32" else f" {record['dtype']}"
     size = f"{count(record['num_rows'])}, {count(record['num_edges'])}, {record['width']}"
     return f"{record['op']} {record['pattern']} ({size}){dtype}"
@@ -184,7 +194,7 @@ def _short(record: Record) -> str:
 
 def _scale_chart(result: Record) -> Any:
     """Picoseconds an element against the number of elements."""
-    panels = {op: _measured(result, op=op, group="scale") for op in OPS}
+    panels = {op: measured(result, op=op, group="scale") for op in OPS}
     if not any(panels.values()):
         return None
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
@@ -209,14 +219,14 @@ def _scale_chart(result: Record) -> Any:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
         ax.set_title(f"{op}, uniform, rows of 64 float32, 8 edges a row", fontsize=10)
         ax.grid(color=INK, alpha=0.2, lw=0.6)
-        _bare(ax)
+        bare(ax)
     axes[0].set_ylabel("picoseconds an element")
-    _legend(figure, axes)
-    figure.suptitle(f"Cost against size\n{_where(result)}", fontsize=11)
+    legend(figure, axes)
+    figure.suptitle(f"Cost against size\n{where(result)}", fontsize=11)
     return figure
 
 
-def _legend(figure: Any, axes: Iterable[Axes]) -> None:
+def legend(figure: Any, axes: Iterable[Axes]) -> None:
     """One legend for all panels, below them."""
     first: dict[str, Any] = {}
     for ax in axes:
@@ -228,7 +238,8 @@ def _legend(figure: Any, axes: Iterable[Axes]) -> None:
     )  # fmt: skip
 
 
-def _bare(ax: Axes) -> None:
+def bare(ax: Axes) -> None:
+    """No frame but the two axes."""
     ax.patch.set_alpha(0)
     ax.spines[["top", "right"]].set_visible(False)
 

@@ -29,6 +29,7 @@ class Reference:
 
     def __init__(self, moves: str, operand: jax.Array, ids: jax.Array, num_rows: int):
         self.moves, self.operand, self.ids = moves, operand, ids
+        self.allowed = tolerance(moves, operand.dtype.name)
         if moves == "scatter":
             width = int(np.prod(operand.shape[1:], dtype=np.int64))
             whole = operand.size <= ALL_COLUMNS_UP_TO or width <= 4

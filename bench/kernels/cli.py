@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -16,20 +13,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.machine import describe_machine
+from bench.kernels.options import among, numbers, sizes, words
 
 # XLA takes most of a GPU at once unless told otherwise, and torch needs some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-SAVE_EVERY = 10  # lines
-STEADY = 0.15  # change of bandwidth that is worth a note
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, run, print, write. 1 if a line of jax_index failed, 0 else: targets do not count."""
     import jax
 
-    from bench.kernels import cases, deterministic, grid, real_inputs, table, targets
+    from bench.kernels import cases, deterministic, grid, real_inputs, session, table, targets
     from bench.kernels.ceilings import measure_ceilings
     from bench.kernels.measure import Bench
     from bench.kernels.peers import DETERMINISTIC, PEERS, SUBJECT
@@ -44,22 +38,11 @@ def main(arguments: Sequence[str]) -> int:
         for line in lines:
             print(f"{line.group:9s} {line.title}")
         return 0
-    machine = describe_machine()
-    machine["versions"] |= _versions("torch", "cupy-cuda13x", "cupy-cuda12x")
     console = Console()
     if not console.is_terminal:
         console.width = 180
-    result: dict[str, Any] = {
-        "benchmark": "ops",
-        "device": {"backend": jax.default_backend(), "device": jax.devices()[0].device_kind},
-        "machine": machine,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "arguments": list(arguments),
-        "kernels": _kernels(),
-        "lines": [],
-        "cases": [],
-        "notes": _notes(on_gpu, real, options.no_real),
-    }
+    result = session.open_record("ops", arguments) | {"cases": []}
+    result["notes"] += _notes(on_gpu, real, options.no_real) + session.machine_notes(result)
     with Progress(
         TextColumn("{task.description:58s}"), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(), console=console,
@@ -71,22 +54,17 @@ def main(arguments: Sequence[str]) -> int:
             on_gpu=on_gpu, seed=options.seed, seconds=options.seconds or (0.12 if on_gpu else 0.1),
              graphs=not options.no_graphs,
         )  # fmt: skip
-        for done, line in enumerate(lines):
-            progress.update(bar, description=line.title, completed=done)
-            if time.monotonic() - started > budget:
-                left = len(lines) - done
-                result["notes"].append(f"{left} lines were left out after {budget:.0f} s.")
-                break
-            result["lines"].append(bench.run(line))
-            if options.json and done % SAVE_EVERY == 0:
-                _write(options.json, result)  # a crash of the device leaves these
-        progress.update(bar, description="profile of small shapes")
-        result["notes"] += filter(None, [bench.profile_small()])
+        session.run_lines(
+            bench, lines, result, until=started + budget, path=options.json,
+            follow=lambda title, done: progress.update(bar, description=title, completed=done),
+        )  # fmt: skip
         if DETERMINISTIC in options.peers and on_gpu:
             progress.update(bar, description="XLA deterministic, in its own process")
             result["notes"] += deterministic.add_times(result["lines"], options.seed)
         progress.update(bar, description="ceilings once more")
-        result["notes"] += _steady(ceilings, *measure_ceilings(on_gpu, use_torch=False), result)
+        result["notes"] += session.steady(
+            ceilings, *measure_ceilings(on_gpu, use_torch=False), result
+        )
         if not options.no_cases:
             for name in cases.CASES:
                 progress.update(bar, description=f"case {name}")
@@ -97,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     result["seconds"] = round(time.monotonic() - started, 1)
     table.print_report(console, result)
     if options.json:
-        _write(options.json, result)
+        session.write(options.json, result)
         console.print(f"record: {options.json}")
     if options.charts:
         from bench.kernels import charts  # matplotlib is slow to import and not always wanted
@@ -113,15 +91,15 @@ def _parser(grid: Any, peers: dict[str, Any], deterministic: str) -> argparse.Ar
     parser = argparse.ArgumentParser(prog="python -m bench ops", description=__doc__)
     what = parser.add_argument_group("lines (any of the filters but --groups makes its own grid)")
     what.add_argument("--full", action="store_true", help="the whole grid, without a budget")
-    what.add_argument("--groups", type=_words, help="groups of the default grid, as wide,small")
-    what.add_argument("--ops", type=_words, help=", ".join(grid.OPS))
-    what.add_argument("--patterns", type=_words, help=f"{', '.join(grid.PATTERNS)}; real inputs")
-    what.add_argument("--widths", type=_numbers, help="as 1,16,64")
-    what.add_argument("--dtypes", type=_words, help=", ".join(grid.DTYPES))
-    what.add_argument("--sizes", type=_sizes, help="rows:edges, as 13000:43000,512k:4M")
+    what.add_argument("--groups", type=words, help="groups of the default grid, as wide,small")
+    what.add_argument("--ops", type=words, help=", ".join(grid.OPS))
+    what.add_argument("--patterns", type=words, help=f"{', '.join(grid.PATTERNS)}; real inputs")
+    what.add_argument("--widths", type=numbers, help="as 1,16,64")
+    what.add_argument("--dtypes", type=words, help=", ".join(grid.DTYPES))
+    what.add_argument("--sizes", type=sizes, help="rows:edges, as 13000:43000,512k:4M")
     what.add_argument("--no-real", action="store_true", help="leave real inputs out")
     how = parser.add_argument_group("run")
-    how.add_argument("--peers", type=_among(names), default=names, help=", ".join(names))
+    how.add_argument("--peers", type=among(names), default=names, help=", ".join(names))
     how.add_argument("--seconds", type=float, help="a peer and line (GPU 0.12, CPU 0.1)")
     how.add_argument("--budget", type=float, help="seconds for all lines")
     how.add_argument("--seed", type=int, default=0)
@@ -155,20 +133,6 @@ def _lines(options: Any, grid: Any, real: dict[str, Any], on_gpu: bool) -> list[
     return [line for line in lines if not options.groups or line.group in options.groups]
 
 
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-def _kernels() -> dict[str, str]:
-    import jax_index
-
-    return jax_index.backends()
-
-
 def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
     import jaxlib
 
@@ -189,54 +153,6 @@ def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
             "CPU results are written into reused buffers (donation), so that results above 32 MiB "
             "do not page-fault; SciPy allocates its own. XLA's deterministic flag concerns GPUs."
         )
-    lowering = _kernels().get("cuda" if on_gpu else "cpu", "")
-    if not lowering.startswith("kernels"):
-        notes.append(f"jax_index ran without its kernels: {lowering or 'unknown platform'}.")
-    load = os.getloadavg()[0]
-    if load > 0.5 * len(os.sched_getaffinity(0)):
-        notes.append(f"The machine was busy: load {load:.1f} before the run. Times are unsure.")
     if not real and not unwanted:
         notes.append(f"No real inputs in {data_folder()} (JAX_INDEX_DATA names the folder).")
     return notes
-
-
-def _steady(before: Any, after: Any, record: Any, result: dict[str, Any]) -> list[str]:
-    """A note where the machine's bandwidth changed while the lines ran."""
-    result["ceilings_after"] = record
-    change = max(abs(getattr(after, k) / getattr(before, k) - 1) for k in ("read", "copy"))
-    if change < STEADY:
-        return []
-    return [f"Bandwidth changed by {change:.0%} during the run: shares of the limit are unsure."]
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
-def _among(names: Sequence[str]) -> Any:
-    def read(text: str) -> list[str]:
-        words = _words(text)
-        unknown = [word for word in words if word not in names]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"no {unknown[0]}; there are {', '.join(names)}")
-        return words
-
-    return read
-
-
-def _numbers(text: str) -> list[int]:
-    return [_number(word) for word in _words(text)]
-
-
-def _number(word: str) -> int:
-    unit = {"k": 2**10, "M": 2**20}.get(word[-1:])
-    return int(word[:-1]) * unit if unit else int(word)
-
-
-def _sizes(text: str) -> list[tuple[int, int]]:
-    return [(_number(n), _number(m)) for n, m in (pair.split(":") for pair in _words(text))]

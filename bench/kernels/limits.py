@@ -68,10 +68,21 @@ def limit_of(
         if not topology.is_sorted:
             indices += 4 * m
             again = edge_sector_bytes(m, row)
-    working_set = (n + m) * row + indices
     judged_by = "once" if moves == "scatter" or row >= WIDE else "no_reuse"
-    if on_gpu and working_set < CACHE_RESIDENT:
-        judged_by = "cache"
+    return limit_from(
+        once, again, indices, written, c,
+        working_set=(n + m) * row + indices, table=table, judged_by=judged_by, on_gpu=on_gpu,
+    )  # fmt: skip
+
+
+def limit_from(
+    once: int, again: int, indices: int, written: int, c: Ceilings, *,
+    working_set: int, table: int, judged_by: str, on_gpu: bool,
+) -> Limit:  # fmt: skip
+    """Limits of so many bytes: read (once; anew for every edge), of indices, and written.
+
+    table: bytes of what edges read; working sets below CACHE_RESIDENT are judged by its cache.
+    """
 
     def us(read: int) -> float:
         return 1e6 * ((read + indices) / c.read + written / c.write)
@@ -82,5 +93,5 @@ def limit_of(
         cache=1e6 * again / c.cache_for(table),
         bytes_once=once + indices + written,
         working_set=working_set,
-        judged_by=judged_by,
+        judged_by="cache" if on_gpu and working_set < CACHE_RESIDENT else judged_by,
     )

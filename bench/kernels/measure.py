@@ -67,6 +67,23 @@ class Bench:
         t = self.topology(line)
         return limit_of(line.moves, t, line.width, DTYPES[line.dtype], self.ceilings, self.on_gpu)
 
+    def inputs(self, line: Line, copies: int) -> Any:
+        """Operands and plan of a line."""
+        return Inputs(line, self.topology(line), self.seed, copies)
+
+    def reference(self, inputs: Any) -> Any:
+        """The float64 answer: error(result) of any implementation, and `allowed`."""
+        line, t = inputs.line, inputs.topology
+        return check.Reference(line.moves, inputs.operands[0], inputs.ids, t.num_rows)
+
+    def describe(self, line: Line) -> Record:
+        """What the record says of a line's indices."""
+        t = self.topology(line)
+        return {
+            "num_rows": t.num_rows, "num_edges": t.num_edges, "sorted": t.is_sorted,
+            "longest_row": t.longest_row,
+        }  # fmt: skip
+
     def run(self, line: Line) -> Record:
         """The record of one line; it has "error" where the line as a whole failed."""
         self._count += 1
@@ -85,23 +102,20 @@ class Bench:
         return record
 
     def _measure(self, line: Line, record: Record) -> None:
-        t, limit = self.topology(line), self.limit(line)
-        record |= {
-            "num_rows": t.num_rows, "num_edges": t.num_edges, "sorted": t.is_sorted,
-            "longest_row": t.longest_row, "limit": limit.record(), "limit_us": limit.judge,
-        }  # fmt: skip
+        limit = self.limit(line)
+        record |= self.describe(line) | {"limit": limit.record(), "limit_us": limit.judge}
         rotate = self.on_gpu and CACHE_RESIDENT < limit.working_set < SMALL
-        inputs = Inputs(line, t, self.seed, copies=3 if rotate else 1)
+        inputs = self.inputs(line, 3 if rotate else 1)
         small = self.on_gpu and limit.working_set < SMALL
         record["cache_resident"] = self.on_gpu and limit.working_set < CACHE_RESIDENT
-        reference = check.Reference(line.moves, inputs.operands[0], inputs.ids, t.num_rows)
+        reference = self.reference(inputs)
         ready: dict[str, Prepared] = {}
         for peer in self.peers:
             with _recorded(record, peer.name):
                 name = f"{line.op} {peer.name}".replace(" ", "_").replace("-", "_")
                 name += f"_{self._count}" if small else ""
                 prepared = peer.prepare(inputs, name)
-                self._check(peer.name, prepared, reference, line, record)
+                self._check(peer.name, prepared, reference, record)
                 if self.on_gpu:  # one after another: each gives its memory back
                     self._time({peer.name: prepared}, record, 1, self.seconds / (3 if small else 1))
                 else:
@@ -113,11 +127,11 @@ class Bench:
                     self._replay(prepared, inputs, record)
         self._time(ready, record, CPU_ROUNDS, self.seconds / CPU_ROUNDS)
 
-    def _check(
-        self, name: str, prepared: Prepared, reference: Any, line: Line, record: Record
-    ) -> None:
-        error, allowed = reference.error(prepared.result), check.tolerance(line.moves, line.dtype)
-        record["times"][name] = {"error_f64": error, "accurate": error <= allowed}
+    def _check(self, name: str, prepared: Prepared, reference: Any, record: Record) -> None:
+        error, allowed = reference.error(prepared.result), reference.allowed
+        record["times"][name] = {
+            "error_f64": error, "accurate": error <= allowed, **prepared.facts,
+        }  # fmt: skip
         if name == SUBJECT and not error <= allowed:
             raise ValueError(f"error {error:.3g} against float64, allowed {allowed:.3g}")
         prepared.result = None  # its buffer is given away by the first timed call
@@ -140,8 +154,8 @@ class Bench:
                 if rounds > 1:
                     entry["rounds_us"] = [t.seconds * 1e6 for t in timings]
 
-    def _replay(self, prepared: Prepared, inputs: Inputs, record: Record) -> None:
-        if not self.graphs or inputs.line.group not in REPLAYED:
+    def _replay(self, prepared: Prepared, inputs: Any, record: Record) -> None:
+        if not self.graphs or prepared.fn is None or inputs.line.group not in REPLAYED:
             return
         entry = record["times"][SUBJECT]
         try:

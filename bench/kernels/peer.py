@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from bench.kernels.line import Inputs
 from bench.kernels.timing import JaxCalls, Timing
 
 
@@ -17,13 +16,16 @@ class Skip(Exception):  # noqa: N818 - a reason, not an error
 
 @dataclasses.dataclass
 class Prepared:
-    """First result and the timing of more; for JAX also the timed calls and the op itself."""
+    """First result and the timing of more; for JAX also the timed calls and the op itself.
+
+    facts: more for the record.
+    """
 
     result: Any
     time: Callable[[float], Timing]
     calls: JaxCalls | None = None
     fn: Callable[..., Any] | None = None
-    close: Callable[[], None] = lambda: None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,4 +34,4 @@ class Peer:
 
     name: str
     title: str
-    prepare: Callable[[Inputs, str], Prepared]
+    prepare: Callable[[Any, str], Prepared]

@@ -24,7 +24,8 @@ GRAPH_BELOW = 300e-6  # seconds a call
 
 
 @cache
-def _torch() -> Any:
+def torch_module() -> Any:
+    """The torch module, where it works with JAX's device."""
     try:
         import torch
     except ImportError as error:
@@ -34,38 +35,48 @@ def _torch() -> Any:
     return torch
 
 
-def _device() -> str:
+def torch_device() -> str:
+    """JAX's default device in torch's words."""
     return "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 
 def _tensors(inputs: Inputs) -> tuple[Any, Any, Any]:
     """Operand, int64 ids and an output, in torch; the operand shares memory with JAX."""
-    torch = _torch()
+    torch = torch_module()
     if inputs.line.op.endswith("gradient"):
         raise Skip("moves as the other op's forward pass; see there")
     operand = torch.from_dlpack(inputs.operands[0])
-    ids = torch.as_tensor(inputs.topology.ids, dtype=torch.int64).to(_device())
-    out = torch.zeros(inputs.result_shape, dtype=operand.dtype, device=_device())
+    ids = torch.as_tensor(inputs.topology.ids, dtype=torch.int64).to(torch_device())
+    out = torch.zeros(inputs.result_shape, dtype=operand.dtype, device=torch_device())
     return operand, ids, out
 
 
-def _prepared(call: Callable[[], Any], out: Callable[[], Any]) -> Prepared:
-    torch = _torch()
+def prepared(call: Callable[[], Any], out: Callable[[], Any], capture: bool = True) -> Prepared:
+    """Call once, and time more calls; `out` gives the last result, a tensor or a tuple of them.
+
+    capture: whether short calls may be recorded as a CUDA graph.
+    """
+    torch = torch_module()
     call()
-    if _device() == "cuda":
+    result = out()
+    parts = [part.detach().clone() for part in (result if isinstance(result, tuple) else [result])]
+    if torch_device() == "cuda":
         torch.cuda.synchronize()
-        result = jax.dlpack.from_dlpack(out().clone())
-        return Prepared(result, lambda seconds: _time_cuda(call, seconds))
-    result = jax.numpy.asarray(jax.dlpack.from_dlpack(out().clone()))
-    return Prepared(result, lambda seconds: time_calls(call, lambda: None, seconds))
+        arrays = [jax.dlpack.from_dlpack(part) for part in parts]
+    else:
+        arrays = [jax.numpy.asarray(jax.dlpack.from_dlpack(part)) for part in parts]
+    first = tuple(arrays) if isinstance(result, tuple) else arrays[0]
+    if torch_device() == "cuda":
+        return Prepared(first, lambda seconds: _time_cuda(call, seconds, capture))
+    return Prepared(first, lambda seconds: time_calls(call, lambda: None, seconds))
 
 
-def _time_cuda(call: Callable[[], Any], seconds: float) -> Timing:
-    torch = _torch()
+def _time_cuda(call: Callable[[], Any], seconds: float, capture: bool) -> Timing:
+    torch = torch_module()
     one = _events(call, 1, 2)[0]
     if one > seconds:
         return Timing(one, 0.0, 1, "events")
-    if one < GRAPH_BELOW:
+    if one < GRAPH_BELOW and capture:
         try:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -87,7 +98,7 @@ def _timing(times: list[float], calls: int, method: str) -> Timing:
 
 def _events(call: Callable[[], Any], calls: int, repeats: int) -> list[float]:
     """Seconds a call, for each of `repeats` runs between two events."""
-    torch = _torch()
+    torch = torch_module()
     call()
     times = []
     for _ in range(repeats):
@@ -103,11 +114,11 @@ def _events(call: Callable[[], Any], calls: int, repeats: int) -> list[float]:
 
 def _index_select(inputs: Inputs, name: str) -> Prepared:
     del name
-    torch = _torch()
+    torch = torch_module()
     if inputs.line.moves != "gather":
         raise Skip("index_select is a gather")
     x, ids, out = _tensors(inputs)
-    return _prepared(lambda: torch.index_select(x, 0, ids, out=out), lambda: out)
+    return prepared(lambda: torch.index_select(x, 0, ids, out=out), lambda: out)
 
 
 def _index_add(inputs: Inputs, name: str) -> Prepared:
@@ -117,12 +128,12 @@ def _index_add(inputs: Inputs, name: str) -> Prepared:
     y, ids, out = _tensors(inputs)
     if y.dtype.itemsize == 2 and inputs.topology.longest_row > 100_000:
         raise Skip("16-bit atomics on one row: seconds a call")
-    return _prepared(lambda: out.zero_().index_add_(0, ids, y), lambda: out)
+    return prepared(lambda: out.zero_().index_add_(0, ids, y), lambda: out)
 
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    torch = _torch()
+    torch = torch_module()
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -134,7 +145,7 @@ def _index_add_deterministic(inputs: Inputs, name: str) -> Prepared:
     del name
     if inputs.line.moves != "scatter":
         raise Skip("index_add is a row sum")
-    if _device() == "cpu":
+    if torch_device() == "cpu":
         raise Skip("on a CPU index_add is deterministic as it is")
     y, ids, out = _tensors(inputs)
 
@@ -142,12 +153,12 @@ def _index_add_deterministic(inputs: Inputs, name: str) -> Prepared:
         with _deterministic():
             out.zero_().index_add_(0, ids, y)
 
-    return _prepared(call, lambda: out)
+    return prepared(call, lambda: out)
 
 
 def _segment_reduce(inputs: Inputs, name: str) -> Prepared:
     del name
-    torch, t = _torch(), inputs.topology
+    torch, t = torch_module(), inputs.topology
     if inputs.line.moves != "scatter":
         raise Skip("segment_reduce is a row sum")
     if not t.is_sorted:
@@ -155,13 +166,13 @@ def _segment_reduce(inputs: Inputs, name: str) -> Prepared:
     if inputs.line.dtype not in ("float32", "float64"):
         raise Skip("measured in float32 and float64")
     y, _, out = _tensors(inputs)
-    lengths = torch.as_tensor(t.degrees.astype(np.int64)).to(_device())
+    lengths = torch.as_tensor(t.degrees.astype(np.int64)).to(torch_device())
     last = [out]
 
     def call() -> None:
         last[0] = torch.segment_reduce(y, "sum", lengths=lengths, axis=0, unsafe=True, initial=0.0)
 
-    return _prepared(call, lambda: last[0])
+    return prepared(call, lambda: last[0])
 
 
 PEERS = (

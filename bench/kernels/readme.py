@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,16 @@ def markdown(result: Record) -> str:
     torch = [n for n in TITLES if n.startswith("torch")]
     columns = {"XLA": ["xla", "xla-sorted"], "XLA deterministic": ["xla-deterministic"]}
     columns |= {"torch": torch, "NumPy / SciPy": ["numpy", "scipy"]}
-    columns = {k: v for k, v in columns.items() if any(_best(r, v) for r in lines)}
+    columns = {k: v for k, v in columns.items() if any(best(r, v) for r in lines)}
     head = ["op, pattern (rows, edges, width)", "limit us", "jax_index us", "of limit", *columns]
-    text = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
+    text = [row(head), row(["---", *["---:"] * (len(head) - 1)])]
     for record in lines:
         own = record["times"][SUBJECT]["us"]
         once = record["limit"]["once"]
-        cells = [_title(record), number(once), f"**{number(own)}**", f"{once / own:.0%}"]
-        cells += [_peer(_best(record, names), own) for names in columns.values()]
-        text.append(_row(cells))
-    text += ["", caption(result), "", *losses(result)]
+        cells = [title(record), number(once), f"**{number(own)}**", f"{once / own:.0%}"]
+        cells += [peer(best(record, names), own) for names in columns.values()]
+        text.append(row(cells))
+    text += ["", caption(result), "", *losses(result, TITLES)]
     return "\n".join(text)
 
 
@@ -56,25 +57,24 @@ def caption(result: Record) -> str:
     )
 
 
-def losses(result: Record) -> list[str]:
+def losses(result: Record, titles: dict[str, str]) -> list[str]:
     """A sentence on every measured line that some peer wins."""
     lost = []
     for record in result["lines"]:
         own = record["times"].get(SUBJECT, {}).get("us")
         if not own:
             continue
-        best = _best(record, [n for n in TITLES if n != SUBJECT])
-        if best and best[1] < LOSS * own:
-            lost.append(
-                f"- {_title(record)}: {TITLES[best[0]]} takes {best[1] / own:.2f} of our time"
-            )
+        quickest = best(record, [n for n in titles if n != SUBJECT])
+        if quickest and quickest[1] < LOSS * own:
+            name, us = quickest
+            lost.append(f"- {title(record)}: {titles[name]} takes {us / own:.2f} of our time")
     measured = sum("us" in r["times"].get(SUBJECT, {}) for r in result["lines"])
     if not lost:
         return [f"No peer wins any of the {measured} measured lines."]
     return [f"Lost to a peer, {len(lost)} of {measured} measured lines:", "", *lost]
 
 
-def _best(record: Record, names: list[str]) -> tuple[str, float] | None:
+def best(record: Record, names: list[str]) -> tuple[str, float] | None:
     """The quickest accurate peer among `names`."""
     found = [
         (record["times"][n]["us"], n)
@@ -84,32 +84,40 @@ def _best(record: Record, names: list[str]) -> tuple[str, float] | None:
     return (min(found)[1], min(found)[0]) if found else None
 
 
-def _peer(best: tuple[str, float] | None, own: float) -> str:
-    return f"{number(best[1])} ({best[1] / own:,.3g})" if best else "-"
+def peer(found: tuple[str, float] | None, own: float) -> str:
+    """A peer's time and, in brackets, times ours."""
+    return f"{number(found[1])} ({found[1] / own:,.3g})" if found else "-"
 
 
-def _title(record: Record) -> str:
+def title(record: Record) -> str:
+    """Op, pattern, sizes and dtype."""
     dtype = "" if record["dtype"] == "float32" else f" {record['dtype']}"
     size = f"{count(record['num_rows'])}, {count(record['num_edges'])}, {record['width']}"
     return f"`{record['op']}` {record['pattern']} ({size}){dtype}"
 
 
-def _row(cells: list[str]) -> str:
+def row(cells: list[str]) -> str:
+    """A line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
-def replace_between_markers(page: str, text: str) -> str:
+def replace_between_markers(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with `text` between its two markers."""
-    if BEGIN not in page or END not in page:
-        raise SystemExit(f"the page needs the lines {BEGIN} and {END}")
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}"
+    if begin not in page or end not in page:
+        raise SystemExit(f"the page needs the lines {begin} and {end}")
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+
+
+def put(arguments: list[str], make: Callable[[Record], str], begin: str, end: str) -> None:
+    """Print the Markdown of the record named first, or put it into the page named second."""
+    written = make(json.loads(Path(arguments[0]).read_text()))
+    if len(arguments) > 1:
+        target = Path(arguments[1])
+        target.write_text(replace_between_markers(target.read_text(), written, begin, end))
+    else:
+        print(written)
 
 
 if __name__ == "__main__":
-    written = markdown(json.loads(Path(sys.argv[1]).read_text()))
-    if len(sys.argv) > 2:
-        target = Path(sys.argv[2])
-        target.write_text(replace_between_markers(target.read_text(), written))
-    else:
-        print(written)
+    put(sys.argv[1:], markdown, BEGIN, END)

@@ -26,7 +26,9 @@ GROUP_TITLES = {
 }
 
 
-def print_report(console: Console, result: Record) -> None:
+def print_report(
+    console: Console, result: Record, titles: Record = TITLES, groups: Record = GROUP_TITLES
+) -> None:
     """Ceilings, one table a group, what was missed and what failed."""
     c = result["ceilings"]
     cache = ", ".join(
@@ -39,8 +41,9 @@ def print_report(console: Console, result: Record) -> None:
         f"cache {cache} TB/s; an empty call {c['empty_call_us']:.3g} us."
     )
     for group in dict.fromkeys(r["group"] for r in result["lines"]):
-        console.print(_table(group, [r for r in result["lines"] if r["group"] == group]))
-    for sentence in failures(result["lines"]):
+        records = [r for r in result["lines"] if r["group"] == group]
+        console.print(_table(groups.get(group, group), records, titles))
+    for sentence in failures(result["lines"], titles):
         console.print(f"[red]failed[/red] {sentence}", soft_wrap=True)
     for case in result.get("cases", []):
         console.print(case_sentence(case))
@@ -62,33 +65,33 @@ def case_sentence(case: Record) -> str:
     return f"{case['case']}: {case['text']} {mark}"
 
 
-def _table(group: str, records: list[Record]) -> Table:
+def _table(title: str, records: list[Record], titles: Record) -> Table:
     peers = [
         name
-        for name in TITLES
+        for name in titles
         if name != SUBJECT and any("us" in r["times"].get(name, {}) for r in records)
     ]
-    table = Table(title=GROUP_TITLES.get(group, group), title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("line", no_wrap=True)
     table.add_column("limit us\nonce / no reuse / cache", justify="right", no_wrap=True)
     table.add_column("jax_index\nus", justify="right", no_wrap=True)
     table.add_column("share of\nlimit", justify="right", no_wrap=True)
     for name in peers:
-        table.add_column(TITLES[name].replace(" ", "\n", 1) + "\nus (times)", justify="right")
+        table.add_column(titles[name].replace(" ", "\n", 1) + "\nus (times)", justify="right")
     table.add_column("targets", no_wrap=True)
     for record in records:
         table.add_row(*_row(record, peers))
     return table
 
 
-def failures(records: list[Record]) -> list[str]:
+def failures(records: list[Record], titles: Record = TITLES) -> list[str]:
     """One sentence for every error text: its first line, where, and how often."""
     found: dict[str, list[str]] = {}
     for record in records:
         title = line_title(record)
         errors = [("", record["error"])] if "error" in record else []
         errors += [
-            (TITLES[k] + ", ", e["error"]) for k, e in record["times"].items() if "error" in e
+            (titles[k] + ", ", e["error"]) for k, e in record["times"].items() if "error" in e
         ]
         for who, error in errors:
             first = (error.splitlines() or ["unknown"])[0][:200]

@@ -73,9 +73,12 @@ def time_calls(
 
 
 class JaxCalls:
-    """A jitted op that writes into the buffer of its last result, over rotating operands."""
+    """A jitted op that writes into the buffers of its last result, over rotating operands.
 
-    def __init__(self, program: Any, out: jax.Array, operands: Sequence[jax.Array], plan: Any):
+    Result and operand are arrays or trees of them.
+    """
+
+    def __init__(self, program: Any, out: Any, operands: Sequence[Any], plan: Any):
         self.program, self.operands, self.plan = program, list(operands), plan
         self.out = out
         self._next = 0
@@ -88,7 +91,7 @@ class JaxCalls:
 
     def wait(self) -> None:
         """Return once the last call is done."""
-        self.out.block_until_ready()
+        jax.block_until_ready(self.out)
 
 
 def jit_into(fn: Callable[[Any, Any], Any], name: str) -> Any:
