@@ -7,6 +7,7 @@ and what is computed with them to the bit.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -229,7 +230,8 @@ def sddmm_wide(senders, receivers, x, y, depth_axes=1, step=fma, extra=()):
     """The dot of the ends of each edge over the last axes; 0 for a dropped edge."""
     there = (senders >= 0) & (senders < x.shape[0]) & (receivers >= 0) & (receivers < y.shape[0])
     ends = [take(widen(v), np.where(there, ids, -1)) for v, ids in ((x, senders), (y, receivers))]
-    ends = [v.reshape(*v.shape[: v.ndim - depth_axes], -1) for v in ends]
+    lead = ends[0].shape[: x.ndim - depth_axes]
+    ends = [v.reshape(*lead, math.prod(x.shape[x.ndim - depth_axes :])) for v in ends]
     extra = [np.broadcast_to(widen(v), ends[0].shape) for v in extra]
     out = dot([*ends, *extra], step, ends[0].dtype)
     out[~there] = 0
@@ -238,3 +240,88 @@ def sddmm_wide(senders, receivers, x, y, depth_axes=1, step=fma, extra=()):
 
 def sddmm(senders, receivers, x, y, depth_axes=1):
     return narrow(sddmm_wide(senders, receivers, x, y, depth_axes), x.dtype)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+class Attention:
+    """Values and gradients of attention with given raw scores, [m, *batch, heads].
+
+    `exp_below(s, m)` is exp(s - m), 0 where m is -inf; edges that are dropped have -1 at both ends.
+    """
+
+    def __init__(self, senders, receivers, num_receivers, raw, v, exp_below, **options):
+        self.ends = senders, receivers
+        self.num_receivers, self.v = num_receivers, v
+        self.kind = raw.dtype.type
+        self.there = behind(receivers >= 0, raw.ndim)
+        self.scale = self.kind(options.get("scale", 1))
+        self.given = {k: options.get(k) for k in ("score_weights", "bias", "weights")}
+        self.multiplier, self.bias, self.factor = (
+            w if w is None else np.broadcast_to(behind(widen(w), raw.ndim), raw.shape)
+            for w in self.given.values()
+        )
+        self.raw = raw
+        low, high = options.get("clip") or (-np.inf, np.inf)
+        offset = self.kind(options.get("denominator_offset", 0))
+        with np.errstate(all="ignore"):
+            s = raw * self.scale
+            s = s if self.multiplier is None else s * self.multiplier
+            s = s if self.bias is None else s + self.bias
+            self.inside = (s >= self.kind(low)) & (s <= self.kind(high))
+            s = np.clip(s, self.kind(low), self.kind(high))
+            largest = None
+            if options.get("normalize", "softmax") == "softmax":
+                largest = extremum(s, receivers, num_receivers, False, -np.inf)
+            shift = np.zeros_like(s) if largest is None else take(largest, receivers)
+            self.p = np.where(self.there, exp_below(s, shift), self.kind(0))
+            z = row_sums(self.p, receivers, num_receivers)
+            if offset and largest is None:
+                z = z + offset
+            elif offset:
+                z = z + offset * exp_below(-largest, np.zeros_like(largest))
+            self.z = z
+            numerator = self.p if self.factor is None else self.factor * self.p
+            total = spmm_wide(*self.ends, num_receivers, v, numerator)
+            divisor = z[..., None]
+            out = np.where(divisor == 0, self.kind(0), total / divisor)
+            own = take(z, receivers)
+            self.share = np.where(self.there & (own != 0), self.p / own, self.kind(0))
+        self.out = narrow(out, v.dtype)
+
+    def gradients(self, ct):
+        """The cotangents of raw scores and v, and of the arrays that were given."""
+        senders, receivers = self.ends
+        delta = take(dot([widen(ct), widen(self.out)], fma, self.raw.dtype), receivers)
+        dp = sddmm_wide(senders, receivers, self.v, ct)
+        with np.errstate(all="ignore"):
+            c_dp = dp if self.factor is None else self.factor * dp
+            ds = np.where(self.inside & self.there, self.share * (c_dp - delta), self.kind(0))
+            t = ds if self.multiplier is None else ds * self.multiplier
+            t = t * self.scale
+            factor = self.share if self.factor is None else self.factor * self.share
+            factor = np.where(self.there, factor, self.kind(0))
+        of_v = spmm(receivers, senders, self.v.shape[0], ct, factor)
+        return {
+            "raw": t,
+            "v": of_v,
+            "score_weights": self._shared("score_weights", ds, self.raw * self.scale),
+            "bias": self._shared("bias", ds, np.ones_like(ds)),
+            "weights": self._shared("weights", self.share, dp),
+        }
+
+    def _shared(self, name, a, b):
+        """The dot of a and b over the axes that an argument lacks or has with size 1."""
+        w = self.given[name]
+        if w is None:
+            return None
+        rank = a.ndim
+        shape = w.shape + (1,) * (rank - w.ndim)
+        axes = [d for d in range(rank) if shape[d] == 1 and a.shape[d] != 1]
+        if not axes:
+            return narrow(a * b, w.dtype).reshape(w.shape)
+        last = [np.moveaxis(v, axes, range(rank - len(axes), rank)) for v in (a, b)]
+        lead = last[0].shape[: rank - len(axes)]
+        out = dot([v.reshape(*lead, -1) for v in last], fma, a.dtype)
+        return narrow(out, w.dtype).reshape(w.shape)

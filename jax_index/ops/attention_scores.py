@@ -66,18 +66,19 @@ def reduce_product(a: jax.Array, b: Any, shape: tuple[int, ...]) -> jax.Array:
 
 # --- Dots of nodes with a shared vector -----------------------------------------------------------
 # The three derivatives of Σ ct h att, with ct [n, *batch, heads], h [n, *batch, heads, D] and att
-# [heads, D], are one another's derivatives.
+# [heads, D], are one another's derivatives. `there` [n] says which nodes count: what others hold
+# does not reach the sums over all nodes.
 
 
 @jax.custom_vjp
-def row_dot(h: jax.Array, att: jax.Array) -> jax.Array:
+def row_dot(h: jax.Array, att: jax.Array, there: jax.Array) -> jax.Array:
     """Return ⟨h, att⟩ for every node and head, in the accumulator type."""
     shared = att.reshape((1,) * (h.ndim - 2) + att.shape)
     return dots(None, h, shared, 1, wide(h.dtype))
 
 
 @jax.custom_vjp
-def _outer(ct: jax.Array, att: jax.Array) -> jax.Array:
+def _outer(ct: jax.Array, att: jax.Array, there: jax.Array) -> jax.Array:
     shape = (1,) * (ct.ndim - 1) + att.shape
     return pointwise.apply_slots(
         "multiply", [(ct, False), (att.reshape(shape), False)], dtype=att.dtype
@@ -85,28 +86,30 @@ def _outer(ct: jax.Array, att: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _total(ct: jax.Array, h: jax.Array) -> jax.Array:
+def _total(ct: jax.Array, h: jax.Array, there: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
     heads, depth = h.shape[-2:]
-    return _one_row(h.reshape(-1, heads, depth), ct.reshape(-1, heads))
+    rows_of = h.reshape(-1, heads, depth)
+    counted = jnp.broadcast_to(there.reshape(-1, *[1] * (h.ndim - 3)), h.shape[:-2])
+    return _one_row(rows_of, ct.reshape(-1, heads), counted.reshape(-1))
 
 
 row_dot.defvjp(
-    lambda h, att: (row_dot(h, att), (h, att)),
-    lambda saved, ct: (_outer(ct, saved[1]), _total(ct, saved[0])),
+    lambda h, att, there: (row_dot(h, att, there), (h, att, there)),
+    lambda saved, ct: (_outer(ct, *saved[1:]), _total(ct, saved[0], saved[2]), None),
 )
 _outer.defvjp(
-    lambda ct, att: (_outer(ct, att), (ct, att)),
-    lambda saved, g: (row_dot(g, saved[1]), _total(saved[0], g)),
+    lambda ct, att, there: (_outer(ct, att, there), (ct, att, there)),
+    lambda saved, g: (row_dot(g, *saved[1:]), _total(saved[0], g, saved[2]), None),
 )
 _total.defvjp(
-    lambda ct, h: (_total(ct, h), (ct, h)),
-    lambda saved, g: (row_dot(saved[1], g), _outer(saved[0], g)),
+    lambda ct, h, there: (_total(ct, h, there), (ct, h, there)),
+    lambda saved, g: (row_dot(saved[1], g, saved[2]), _outer(saved[0], g, saved[2]), None),
 )
 
 
-def _one_row(x: jax.Array, weights: Any) -> jax.Array:
-    """Sum weights times x over the first axis, as the edges of one row."""
+def _one_row(x: jax.Array, weights: Any, there: Any = None) -> jax.Array:
+    """Sum weights times x over the first axis, where `there`, as the edges of one row."""
     m = x.shape[0]
     count = -(-m // GROUP) if m > LONG_ROW else 0
     task = np.arange(num_tasks(m), dtype=np.int32)
@@ -118,7 +121,7 @@ def _one_row(x: jax.Array, weights: Any) -> jax.Array:
         jnp.asarray(np.array([0, m], np.int32)),
         place,
         tasks.astype(jnp.int32),
-        place,
+        place if there is None else jnp.where(there, place, -1),
         *([] if weights is None else [weights]),
         axis=0,
         plan_axes=(),
@@ -149,8 +152,11 @@ def _gat_scores(
     graph: Graph, h_s: jax.Array, h_r: jax.Array, att: jax.Array, slope: float
 ) -> jax.Array:
     for_sender, for_receiver = _halves(att)
-    sender = rows.gather(row_dot(h_s, for_sender), graph.senders)
-    receiver = rows.gather(row_dot(h_r, for_receiver), graph.receivers)
+    sends, receives = (
+        plan.indptr[1:] > plan.indptr[:-1] for plan in (graph.senders, graph.receivers)
+    )
+    sender = rows.gather(row_dot(h_s, for_sender, sends), graph.senders)
+    receiver = rows.gather(row_dot(h_r, for_receiver, receives), graph.receivers)
     return pointwise.leaky_relu(pointwise.add(sender, receiver), slope)
 
 
@@ -181,7 +187,8 @@ def _gat2_composed(slope: float, graph: Graph, inputs: Any) -> jax.Array:
     h_s, h_r, att = (convert(v, full) for v in inputs)
     ends = pointwise.add(rows.gather(h_s, graph.senders), rows.gather(h_r, graph.receivers))
     terms = pointwise.rows_only(pointwise.leaky_relu(ends, slope), graph.receivers)
-    return pointwise.rows_only(row_dot(terms, att), graph.receivers)
+    there = graph.receivers.ids >= 0
+    return pointwise.rows_only(row_dot(terms, att, there), graph.receivers)
 
 
 _gat2_scores = fused(_gat2_forward, _gat2_backward, _gat2_composed)
