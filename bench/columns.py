@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -58,7 +59,7 @@ def _jax_index() -> Ops:
     return Ops(
         "jax_index",
         jax_index.make_plan,
-        jax_index.gather,
+        partial(jax_index.gather, lowering="kernel"),
         jax_index.scatter_add,
         jax_index.segment_max,
     )
@@ -107,7 +108,7 @@ def _fusible_gather() -> Callable[[jax.Array, Any], jax.Array]:
     """The gather that XLA fuses into what consumes it; its adjoint is the kernel's row sum."""
     import jax_index
 
-    return jax_index.gather
+    return partial(jax_index.gather, lowering="native")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,17 +11,45 @@ from jax_index._native import backends as backends
 from jax_index._plan import IndexPlan as IndexPlan
 from jax_index._plan import make_plan as make_plan
 from jax_index._plan import make_plan_from_indptr as make_plan_from_indptr
+from jax_index.ops.attention import edge_softmax as edge_softmax
+from jax_index.ops.attention import gat_attention as gat_attention
+from jax_index.ops.attention import graph_attention as graph_attention
+from jax_index.ops.matmul import sddmm as sddmm
+from jax_index.ops.matmul import spmm as spmm
 from jax_index.ops.rows import gather as gather
 from jax_index.ops.rows import index_add as index_add
 from jax_index.ops.rows import scatter_add as scatter_add
+from jax_index.ops.segments import segment_logsumexp as segment_logsumexp
+from jax_index.ops.segments import segment_max as segment_max
+from jax_index.ops.segments import segment_mean as segment_mean
+from jax_index.ops.segments import segment_min as segment_min
+from jax_index.ops.segments import segment_prod as segment_prod
+from jax_index.ops.segments import segment_softmax as segment_softmax
+from jax_index.ops.segments import segment_std as segment_std
+from jax_index.ops.segments import segment_sum as segment_sum
+from jax_index.ops.segments import segment_var as segment_var
 
 __all__ = [
     "Graph",
     "IndexPlan",
     "backends",
+    "edge_softmax",
+    "gat_attention",
     "gather",
+    "graph_attention",
     "index_add",
     "make_plan",
     "make_plan_from_indptr",
     "scatter_add",
+    "sddmm",
+    "segment_logsumexp",
+    "segment_max",
+    "segment_mean",
+    "segment_min",
+    "segment_prod",
+    "segment_softmax",
+    "segment_std",
+    "segment_sum",
+    "segment_var",
+    "spmm",
 ]

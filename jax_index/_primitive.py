@@ -36,6 +36,7 @@ def define(
     reference: Callable[..., Any],
     attributes: Callable[..., dict[str, Any]],
     batch: Callable[..., Any] | None = None,
+    native: Callable[..., bool] | None = None,
 ) -> Primitive:
     """Make the primitive `name` with several results.
 
@@ -46,6 +47,8 @@ def define(
         attributes: the parameters to the attributes of the kernel.
         batch: operands, their batch axes and the parameters to operands, parameters and the batch
             axes of the results of one call.
+        native: platform, operand avals, result avals and parameters to whether XLA's own ops are to
+            be used there although there is a kernel; they must give the same bits.
     """
     primitive = Primitive(f"jax_index_{name}")
     primitive.multiple_results = True
@@ -60,10 +63,14 @@ def define(
         with jax.disable_jit(False):
             return compiled(tuple(sorted(params.items())))(*operands)
 
-    for native, platform in ((_native.CPU, "cpu"), (_native.CUDA, "cuda")):
-        rule = _native.lowering(name, native, reference)
+    for part, platform in ((_native.CPU, "cpu"), (_native.CUDA, "cuda")):
+        rule = _native.lowering(name, part, reference)
 
-        def lower(ctx: Any, *operands: Any, rule: Any = rule, **params: Any) -> Any:
+        def lower(
+            ctx: Any, *operands: Any, rule: Any = rule, platform: str = platform, **params: Any
+        ) -> Any:
+            if native is not None and native(platform, ctx.avals_in, ctx.avals_out, **params):
+                return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
             return rule(ctx, *operands, attributes=attributes(**params), **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)

@@ -12,20 +12,22 @@ struct Cuda {
   cudaStream_t stream = nullptr;
 };
 
-// Rows of several words: a thread owns one word of one row. Accumulators: bytes of a thread's sum.
+// Rows of several words: a thread owns one word of a row. Accumulators: bytes of a thread's sum.
 template <int Accumulators>
 struct WideRows {
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = Accumulators > 8 ? 8 : 12;
-  static constexpr int kLoads = 4;          // edges whose words a thread has on their way
-  static constexpr int kTaskBlocks = 1056;  // blocks that share the long rows, for each slice
+  static constexpr int kMinBlocks = Accumulators > 8 ? 7 : 10;
+  static constexpr int kLoads = 4;             // edges whose words a thread has on their way
+  static constexpr int kTaskBlocks = 1056;     // blocks that share the long rows, for each slice
+  static constexpr int kRows = 32;             // of a warp, at most
+  static constexpr i64 kBusyWarps = 132 * 64;  // fewer leave a large GPU idle
 };
 
 // The same where rows of another array are read and multiplied by weights: more indices on their
 // way.
 template <int Accumulators>
 struct ProductRows : WideRows<Accumulators> {
-  static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
+  static constexpr int kMinBlocks = Accumulators > 16 ? 5 : 6;
 };
 
 // Rows of few words: a warp stages the words of its rows in shared memory.
@@ -66,6 +68,15 @@ struct GatherRows {
 struct Dots {
   static constexpr int kThreads = 128;
   static constexpr int kDots = 2;  // that a team has on their way
+};
+
+// The same for edges that share a row: a team takes kSpan neighbours of the CSR.
+struct DotSpans {
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 5;
+  static constexpr int kSpan = 16;
+  template <int Steps>  // words of a row that a thread holds
+  static constexpr int kDots = Steps > 2 ? 2 : 4;
 };
 
 // Elementwise arithmetic: a thread for each element.

@@ -5,9 +5,13 @@
 namespace jax_index::JI_TARGET {
 namespace {
 
-template <class T>
+template <class T, int N>
 void maps(const Cuda& cuda, const RowFoldArgs& a) {
-  launch_wide<MapProgram<T>, 1>(cuda, a);
+  if constexpr (N > 1) {
+    const bool other_fits = a.other_pitch % N == 0;
+    if (!word_fits<T, N>(a) || !other_fits) return maps<T, 1>(cuda, a);
+  }
+  launch_wide<MapProgram<T>, N, ProductRows>(cuda, a);
   finish_partials<MeanFinish, Sum, T>(cuda, a);
 }
 
@@ -16,13 +20,13 @@ void maps(const Cuda& cuda, const RowFoldArgs& a) {
 void run(const Cuda& cuda, const RowMapArgs& a) {
   switch (a.dtype) {
     case DType::kF64:
-      return maps<double>(cuda, a);
+      return maps<double, 1>(cuda, a);
     case DType::kF16:
-      return maps<F16>(cuda, a);
+      return maps<F16, 1>(cuda, a);
     case DType::kBF16:
-      return maps<BF16>(cuda, a);
+      return maps<BF16, 4>(cuda, a);
     default:
-      return maps<float>(cuda, a);
+      return maps<float, 4>(cuda, a);
   }
 }
 

@@ -14,6 +14,23 @@ struct DotGrid {
   int team;       // threads; a power of two
 };
 
+// Adds neighbours, five times.
+template <class A, int N>
+__device__ __forceinline__ A team_sum(A* sum, int team) {
+  JI_UNROLL
+  for (int count = N / 2; count > 0; count /= 2) JI_UNROLL
+  for (int i = 0; i < N / 2; ++i)
+    if (i < count) sum[i] = sum[2 * i] + sum[2 * i + 1];
+  A total = sum[0];
+  for (int step = 1; step < team; step *= 2) {
+    const A other = __shfl_xor_sync(~0u, total, step);
+    total = total + other;
+  }
+  // The levels that a small team leaves out add +0.
+  if (team * N < kDotLanes) total = total + A(0);
+  return total;
+}
+
 template <class Policy, class T, int N, bool Additive>
 __global__ __launch_bounds__(Policy::kThreads) void dot_kernel(const __grid_constant__ SddmmArgs a,
                                                                const __grid_constant__ DotGrid g) {
@@ -105,6 +122,110 @@ __global__ __launch_bounds__(Policy::kThreads) void dot_kernel(const __grid_cons
   }
 }
 
+// Neighbouring edges of the CSR share a receiver: a team takes a span of them and keeps the row of
+// y while it lasts. Steps: words of a row that a thread holds.
+template <class Policy, class T, int N, int Steps>
+__global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_kernel(
+    const __grid_constant__ SddmmArgs a, const __grid_constant__ DotGrid g) {
+  using A = AccOf<T>;
+  using Word = RawTile<T, 1, N>;
+  constexpr int kDots = Policy::template kDots<Steps>;
+  const MiniFloat none;
+  const int lane = (int)threadIdx.x & (g.team - 1);
+  i64 unit = (g.first_block + blockIdx.x) * (Policy::kThreads / g.team) + threadIdx.x / (u32)g.team;
+  // Threads of a warp stay together: a team without work goes through the motions.
+  const bool inside = unit < a.nest.slices * g.per_slice;
+  if (!inside) unit = 0;
+  i64 slice = 0;
+  if (a.nest.slices > 1) {
+    slice = unit / g.per_slice;
+    unit %= g.per_slice;
+  }
+  i64 group = 0;
+  if (a.groups > 1) {
+    group = unit % a.groups;
+    unit /= a.groups;
+  }
+  const SddmmSlice s{a, slice};
+  const auto* x = static_cast<const BitsOf<T>*>(a.x) + s.at(SddmmArgs::kX) + group * a.depth;
+  const auto* y = static_cast<const BitsOf<T>*>(a.y) + s.at(SddmmArgs::kY) + group * a.depth;
+  const i64 out = s.at(SddmmArgs::kOut) + group;
+  const i32* order = a.order ? a.order + s.at(SddmmArgs::kOrder) : nullptr;
+  const i32* x_rows = a.x_rows ? a.x_rows + s.at(SddmmArgs::kXRows) : nullptr;
+  const i32* y_rows = a.y_rows + s.at(SddmmArgs::kYRows);
+  const i64 first = unit * Policy::kSpan;
+  const i64 last =
+      inside ? (first + Policy::kSpan < a.num_edges ? first + Policy::kSpan : a.num_edges) : first;
+  i32 held = -1;
+  Word right[Steps] = {};
+  for (int done = 0; done < Policy::kSpan; done += kDots) {
+    i32 edge[kDots];
+    i32 from[kDots];
+    i32 row[kDots];
+    JI_UNROLL
+    for (int k = 0; k < kDots; ++k) {
+      const i64 position = first + done + k;
+      edge[k] = from[k] = -1;
+      if (position < last) {
+        edge[k] = order ? __ldg(order + position) : (i32)position;
+        from[k] = x_rows ? __ldg(x_rows + position) : (i32)position;
+      }
+    }
+    Word left[kDots][Steps];
+    JI_UNROLL
+    for (int k = 0; k < kDots; ++k) {
+      row[k] = -1;
+      if ((u32)edge[k] < (u32)a.num_edges) row[k] = __ldg(y_rows + edge[k]);
+      if ((u32)from[k] >= (u32)a.num_x) continue;
+      JI_UNROLL
+      for (int w = 0; w < Steps; ++w) {
+        const i64 d = (i64)lane * N + w * kDotLanes;
+        if (d < a.depth) left[k][w] = load_word<Word>(x + from[k] * a.x_pitch + d);
+      }
+    }
+    JI_UNROLL
+    for (int k = 0; k < kDots; ++k) {
+      if ((u32)row[k] < (u32)a.num_y && row[k] != held) {
+        held = row[k];
+        JI_UNROLL
+        for (int w = 0; w < Steps; ++w) {
+          const i64 d = (i64)lane * N + w * kDotLanes;
+          if (d < a.depth) right[w] = load_word<Word>(y + held * a.y_pitch + d);
+        }
+      }
+      const bool there = (u32)from[k] < (u32)a.num_x && (u32)row[k] < (u32)a.num_y;
+      A sum[N];
+      JI_UNROLL
+      for (int i = 0; i < N; ++i) sum[i] = A(0);
+      JI_UNROLL
+      for (int w = 0; w < Steps; ++w) {
+        if (!there || (i64)lane * N + w * kDotLanes >= a.depth) continue;
+        BitsOf<T> u[N];
+        BitsOf<T> v[N];
+        memcpy(u, &left[k][w], sizeof(Word));
+        memcpy(v, &right[w], sizeof(Word));
+        JI_UNROLL
+        for (int i = 0; i < N; ++i)
+          sum[i] = fma<A, 1>(Codec<T>::template decode<1>(u[i], none),
+                             Codec<T>::template decode<1>(v[i], none), sum[i]);
+      }
+      const A total = team_sum<A, N>(sum, g.team);
+      if (lane == 0 && (u32)edge[k] < (u32)a.num_edges)
+        store_dot<T>(a, out + edge[k] * a.out_pitch, there ? total : A(0));
+    }
+  }
+}
+
+template <class Policy, class T, int N, int Steps>
+void spans(const Cuda& cuda, const SddmmArgs& a, DotGrid g) {
+  g.per_slice = ceil_div(a.num_edges, Policy::kSpan) * a.groups;
+  const i64 per_block = Policy::kThreads / g.team;
+  for_each_grid(ceil_div(a.nest.slices * g.per_slice, per_block), [&](i64 first, unsigned grid) {
+    g.first_block = first;
+    span_kernel<Policy, T, N, Steps><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+  });
+}
+
 template <class T, int N, bool Additive = false>
 void dots(const Cuda& cuda, const SddmmArgs& a) {
   if constexpr (!Additive && (AccOf<T>(0.5) > AccOf<T>(0))) {
@@ -124,6 +245,13 @@ void dots(const Cuda& cuda, const SddmmArgs& a) {
   g.per_slice = a.num_edges * a.groups;
   g.team = 1;
   while (g.team * N < kDotLanes && g.team * N < a.depth) g.team *= 2;
+  if constexpr (!Additive && N > 1) {
+    if (a.y_rows != nullptr && a.depth <= kDotLanes) return spans<DotSpans, T, N, 1>(cuda, a, g);
+    if (a.y_rows != nullptr && a.depth <= 2 * kDotLanes)
+      return spans<DotSpans, T, N, 2>(cuda, a, g);
+    if (a.y_rows != nullptr && a.depth <= 4 * kDotLanes)
+      return spans<DotSpans, T, N, 4>(cuda, a, g);
+  }
   const i64 per_block = (i64)Policy::kThreads / g.team * Policy::kDots;
   for_each_grid(ceil_div(a.nest.slices * g.per_slice, per_block), [&](i64 first, unsigned grid) {
     g.first_block = first;
@@ -138,7 +266,7 @@ void run(const Cuda& cuda, const SddmmArgs& a) {
     case DType::kF64:
       return dots<double, 2>(cuda, a);
     case DType::kF16:
-      return dots<F16, 8>(cuda, a);
+      return dots<F16, 1>(cuda, a);
     case DType::kBF16:
       return dots<BF16, 8>(cuda, a);
     case DType::kU32:

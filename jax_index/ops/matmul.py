@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_index import _check, _primitive
 from jax_index._graph import Graph
-from jax_index.ops import pointwise, rows
+from jax_index.ops import pointwise, row_fold
 from jax_index.ops.graph_arguments import check_graph, computed, numeric, per_edge, stored
 
 # --- spmm ---------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ def _spmm_abstract(
     leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2), (source, 1)]
     shape = _primitive.result_shape(tuple(wide), axis, n, p["plan_axes"], leaves)
     out = _primitive.result_aval(x, shape, axis, jnp.dtype(p["dtype"]))
-    room = rows.workspace_bytes(out, perm.shape[-1], axis, p["no_long_row"])
+    room = row_fold.workspace_bytes(out, perm.shape[-1], axis, p["no_long_row"])
     return [out, _primitive.result_aval(x, (room,), None, jnp.dtype("uint8"))]
 
 
@@ -63,7 +63,7 @@ def _spmm_reference(
             slopes = jnp.where(z >= 0, jnp.ones_like(z), p["slope"])
             y = slopes * (z if p["additive"] == 2 else 1)
         y = y * weight
-        total = rows.row_sums([y], (indptr, perm), axis)
+        total = row_fold.row_sums([y], (indptr, perm), axis)
         if p["divided"]:
             divisor = rest.pop(0)
             total = jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
@@ -71,7 +71,7 @@ def _spmm_reference(
 
     plan = [indptr, perm, source]
     out = _primitive.over_plans(one, data, plan, p["axis"], p["plan_axes"]).astype(p["dtype"])
-    return [out, rows.workspace(out, perm, p["axis"], p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
 
 
 def _owners(indptr: Any, perm: Any) -> Any:
@@ -89,7 +89,7 @@ def _spmm_attributes(
 ) -> dict[str, Any]:
     del dtype
     return {
-        **rows.plan_attributes(**p),
+        **row_fold.plan_attributes(**p),
         "weighted": np.bool_(weighted),
         "divided": np.bool_(divided),
         "additive": np.int64(additive),

@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_index import _primitive
 from jax_index._plan import IndexPlan
-from jax_index.ops import pointwise, rows
+from jax_index.ops import pointwise, row_fold
 
 # RowMap of cpp/core/row_fold.h, in its order; x an edge value, y a second one, r the row's own.
 MAPS = ("value", "exp", "square", "product", "ties", "tie_product")
@@ -23,7 +23,7 @@ MAPS = ("value", "exp", "square", "product", "ties", "tie_product")
 
 def _abstract(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any, **p: Any) -> Any:
     axis = p["axis"]
-    out, room = rows.fold_abstract(
+    out, room = row_fold.fold_abstract(
         [y, *rest], (ids, indptr, perm, tasks), axis, p["plan_axes"], p["no_long_row"]
     )
     return [out.update(dtype=jnp.dtype(p["dtype"])), room]
@@ -42,7 +42,7 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any,
         owner = jnp.searchsorted(indptr, place, side="right") - 1
         edge_row = jnp.zeros_like(place).at[perm].set(owner.astype(jnp.int32))
         r = None if row is None else jnp.take(row, edge_row, axis=axis, mode="clip")
-        total = rows.row_sums([_MEANING[p["map"]](data[0], other, r)], plan, axis)
+        total = row_fold.row_sums([_MEANING[p["map"]](data[0], other, r)], plan, axis)
         if p["mean"]:
             shape = [1] * total.ndim
             shape[axis] = -1
@@ -51,7 +51,7 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any,
 
     total = _primitive.over_plans(one, data, [indptr, perm], p["axis"], p["plan_axes"])
     out = total.astype(p["dtype"])
-    return [out, rows.workspace(out, perm, p["axis"], p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
 
 
 def _tie(x: Any, r: Any) -> Any:
@@ -73,7 +73,7 @@ _MEANING: dict[str, Any] = {
 def _attributes(map: str, by_row: bool, by_edge: bool, mean: bool, dtype: Any, **p: Any) -> Any:
     del dtype
     return {
-        **rows.plan_attributes(**p),
+        **row_fold.plan_attributes(**p),
         "map": np.int64(MAPS.index(map)),
         "by_row": np.bool_(by_row),
         "by_edge": np.bool_(by_edge),

@@ -15,25 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_index import _cache, _check, _fill, _primitive, _storage
-from jax_index._plan import GROUP, IndexPlan
+from jax_index._plan import IndexPlan
+from jax_index.ops import row_fold
 from jax_index.ops.convert import convert
-
-
-def _batch(op: str, num_data: int, operands: list[Any], axes: list[Any], **p: Any) -> Any:
-    """Bring a batch axis into a call of `num_data` data operands, followed by those of a plan."""
-    data, plan, axis, plan_axes, place = _primitive.batch_data_and_plan(
-        operands[:num_data],
-        axes[:num_data],
-        operands[num_data:],
-        axes[num_data:],
-        op=op,
-        axis=p["axis"],
-        plan_axes=p["plan_axes"],
-    )
-    # The workspace of a batched sum is nobody's batch.
-    out_axes: list[int | None] = [place] if op == "gather" else [place, None]
-    return [*data, *plan], {**p, "axis": axis, "plan_axes": plan_axes}, out_axes
-
 
 # --- gather -------------------------------------------------------------------------------------
 
@@ -62,20 +46,43 @@ def _gather_reference(
         if n == 0:
             out_shape = tuple(ids.shape[0] if d == axis else s for d, s in enumerate(x.shape))
             return jnp.full(out_shape, filler, x.dtype)
-        taken = jnp.take(x, jnp.where(inside, ids, 0), axis=axis)
+        taken = jnp.take(x, jnp.where(inside, ids, 0), axis=axis, mode="clip")
         return jnp.where(inside.reshape(shape), taken, jnp.asarray(filler, x.dtype))
 
     return [_primitive.over_plans(one, [x], [ids], axis, plan_axes)]
 
 
+LOWERINGS = ("auto", "kernel", "native")
+
+
+def _gather_native(
+    platform: str, avals_in: Any, avals_out: Any, *, axis: int, lowering: str, **_: Any
+) -> bool:
+    """Say whether XLA gathers: a function of shapes, dtype and platform alone.
+
+    On a GPU the kernel wins where rows are of 256 bytes and more and the result is larger than the
+    cache, since it reads each row once; elsewhere XLA's gather wins, which is fused into what
+    consumes it.
+    """
+    del avals_in
+    if lowering != "auto" or platform != "cuda":
+        return lowering == "native"
+    (out,) = avals_out
+    row = math.prod(out.shape[axis + 1 :]) * out.dtype.itemsize
+    return row < 256 or row % 16 != 0 or out.size * out.dtype.itemsize < 2**26
+
+
 def _gather_attributes(
-    axis: int, plan_axes: Any, identity: bool, no_long_row: bool, fill: tuple[int, int]
+    axis: int,
+    plan_axes: Any,
+    identity: bool,
+    no_long_row: bool,
+    fill: tuple[int, int],
+    lowering: str,
 ) -> dict[str, Any]:
+    del lowering
     return {
-        "axis": np.int64(axis),
-        "plan_axes": _primitive.plan_axes_attribute(plan_axes),
-        "identity": np.bool_(identity),
-        "no_long_row": np.bool_(no_long_row),
+        **row_fold.plan_attributes(axis, plan_axes, identity, no_long_row),
         # The same bits with a sign: JAX cannot lower an unsigned attribute of 2**63 or more.
         "fill_low": np.uint64(fill[0]).view(np.int64),
         "fill_high": np.uint64(fill[1]).view(np.int64),
@@ -87,12 +94,19 @@ gather_p = _primitive.define(
     abstract=_gather_abstract,
     reference=_gather_reference,
     attributes=_gather_attributes,
-    batch=partial(_batch, "gather", 1),
+    batch=partial(row_fold.batch, "gather", 1),
+    native=_gather_native,
 )
 
 
 def gather(
-    x: Any, plan: Any, *, axis: int = 0, mode: str | None = None, fill_value: Any = 0
+    x: Any,
+    plan: Any,
+    *,
+    axis: int = 0,
+    mode: str | None = None,
+    fill_value: Any = 0,
+    lowering: str = "auto",
 ) -> jax.Array:
     """Take rows of ``x``: ``out[e] = x[ids[e]]``, or ``fill_value`` where ids[e] names no row.
 
@@ -104,13 +118,17 @@ def gather(
         axis: the axis of rows; a Python int.
         mode: with a plan None. With ids ``"raise"``, ``"drop"`` or None, see :func:`make_plan`.
         fill_value: a scalar, not traced; what edges that name no row receive.
+        lowering: ``"kernel"``: this package's kernel; ``"native"``: XLA's gather, which it fuses
+            into what consumes it; ``"auto"``: by shapes, dtype and platform. The adjoint is ours
+            and the bits are the same.
 
     Returns:
         ``[m, ...]`` of ``x``'s dtype, not weakly typed.
 
     Raises:
         TypeError: a wrong type of argument.
-        ValueError: sizes that do not belong together, or a fill_value that the dtype cannot hold.
+        ValueError: sizes that do not belong together, a fill_value that the dtype cannot hold, or
+            an unknown lowering.
         IndexError: raw ids out of range in mode "raise".
 
     Gradient:
@@ -130,12 +148,18 @@ def gather(
     axis = _check.axis(op, axis, x.ndim, "x")
     plan = _cache.resolve(op, plan, mode, None if isinstance(plan, IndexPlan) else x.shape[axis])
     _check.rows(op, "x", x, axis, plan.num_rows, "the plan's num_rows")
+    if lowering not in LOWERINGS:
+        fix = "Leave it out to let shapes decide."
+        expected = "'auto', 'kernel' or 'native'"
+        _check.fail(ValueError, op, "lowering", expected, repr(lowering), fix)
     x, plan = _primitive.align_varying(x, plan)
-    return _gather_jit(x, plan, axis, _fill.words(op, fill_value, x.dtype))
+    return _gather_jit(x, plan, axis, _fill.words(op, fill_value, x.dtype), lowering)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _gather(x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int]) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _gather(
+    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str
+) -> jax.Array:
     stored = _storage.encode(x)
     (out,) = gather_p.bind(
         stored,
@@ -145,88 +169,38 @@ def _gather(x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int]) -> 
         identity=plan.identity,
         no_long_row=plan.no_long_row,
         fill=fill,
+        lowering=lowering,
     )
     return _storage.decode(out, x)
 
 
 def _gather_fwd(
-    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int]
+    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str
 ) -> tuple[jax.Array, IndexPlan]:
-    return _gather(x, plan, axis, fill), plan
+    return _gather(x, plan, axis, fill, lowering), plan
 
 
-def _gather_bwd(axis: int, fill: tuple[int, int], plan: IndexPlan, ct: Any) -> tuple[Any, None]:
-    del fill
+def _gather_bwd(
+    axis: int, fill: tuple[int, int], lowering: str, plan: IndexPlan, ct: Any
+) -> tuple[Any, None]:
+    del fill, lowering
     if ct.dtype == jax.dtypes.float0:
         return None, None
     return scatter_add(ct, plan, axis=axis), None
 
 
 _gather.defvjp(_gather_fwd, _gather_bwd)
-_gather_jit = jax.jit(_gather, static_argnums=(2, 3))
+_gather_jit = jax.jit(_gather, static_argnums=(2, 3, 4))
 
 # --- scatter_add --------------------------------------------------------------------------------
 
 
-def _fold_abstract(data: list[Any], plan: Any, axis: int, plan_axes: Any, no_long: bool) -> Any:
-    ids, indptr, perm, tasks = plan
-    n, m = indptr.shape[-1] - 1, perm.shape[-1]
-    shapes = [(*d.shape[:axis], 0, *d.shape[axis + 1 :]) for d in data]
-    wide = tuple(_primitive.shared_size(*sizes) for sizes in zip(*shapes, strict=True))
-    leaves = [(ids, 1), (indptr, 1), (perm, 1), (tasks, 2)]
-    shape = _primitive.result_shape(wide, axis, n, plan_axes, leaves)
-    out = _primitive.result_aval(data[-1], shape, axis)
-    room = _workspace_bytes(out, m, axis, no_long)
-    return [out, _primitive.result_aval(data[-1], (room,), None, jnp.dtype("uint8"))]
-
-
-def _workspace_bytes(out: Any, num_edges: int, axis: int, no_long_row: bool) -> int:
-    """Return the room for the partial sums of rows beyond one group; XLA plans its memory."""
-    if no_long_row:
-        return 0
-    width = math.prod(out.shape[:axis] + out.shape[axis + 1 :])
-    # A four-bit float arrives as a byte and is summed in float32.
-    item = max(4, out.dtype.itemsize)
-    return (num_edges // (GROUP // 2) + 1) * width * item
-
-
-def _fold_attributes(
-    axis: int, plan_axes: Any, identity: bool, no_long_row: bool, float4: bool
-) -> dict[str, Any]:
-    return {
-        "axis": np.int64(axis),
-        "plan_axes": _primitive.plan_axes_attribute(plan_axes),
-        "identity": np.bool_(identity),
-        "no_long_row": np.bool_(no_long_row),
-        "float4": np.bool_(float4),
-    }
-
-
-def _row_sums(data: Any, plan: Any, axis: int) -> Any:
-    """Sum rows in pure JAX: data [y], plan (indptr, perm)."""
-    (y,), (indptr, perm) = data, plan
-    n, m = indptr.shape[0] - 1, perm.shape[0]
-    place = jnp.arange(m, dtype=jnp.int32)
-    row = jnp.searchsorted(indptr, place, side="right") - 1
-    row = jnp.where(place < indptr[n], row, n)
-    wide = _wide(y)
-    ordered = jnp.take(jnp.moveaxis(wide, axis, 0), perm, axis=0, mode="clip")
-    total = jnp.zeros((n, *ordered.shape[1:]), wide.dtype)
-    total = total.at[row].add(ordered, mode="drop", indices_are_sorted=True)
-    return jnp.moveaxis(total, 0, axis)
-
-
-def _wide(y: Any) -> Any:
-    narrow = jnp.issubdtype(y.dtype, jnp.floating) and y.dtype.itemsize < 4
-    return y.astype(jnp.float32) if narrow else y
-
-
-def _workspace(out: Any, perm: Any, axis: int, no_long_row: bool) -> Any:
-    return jnp.zeros(_workspace_bytes(out, perm.shape[-1], axis, no_long_row), jnp.uint8)
+def _fold_attributes(float4: bool, **p: Any) -> dict[str, Any]:
+    return {**row_fold.plan_attributes(**p), "float4": np.bool_(float4)}
 
 
 def _scatter_add_abstract(y: Any, *plan: Any, **p: Any) -> list[Any]:
-    return _fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
+    return row_fold.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
 def _scatter_add_reference(
@@ -236,11 +210,11 @@ def _scatter_add_reference(
     like, axis = y, p["axis"]
     if p["float4"]:
         y = jax.lax.bitcast_convert_type(y.astype(jnp.uint4), jnp.float4_e2m1fn)
-    total = _primitive.over_plans(_row_sums, [y], [indptr, perm], axis, p["plan_axes"])
+    total = _primitive.over_plans(row_fold.row_sums, [y], [indptr, perm], axis, p["plan_axes"])
     out = total.astype(y.dtype)
     if p["float4"]:
         out = jax.lax.bitcast_convert_type(out, jnp.uint4).astype(like.dtype)
-    return [out, _workspace(out, perm, axis, p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, axis, p["no_long_row"])]
 
 
 scatter_add_p = _primitive.define(
@@ -248,7 +222,7 @@ scatter_add_p = _primitive.define(
     abstract=_scatter_add_abstract,
     reference=_scatter_add_reference,
     attributes=_fold_attributes,
-    batch=partial(_batch, "scatter_add", 1),
+    batch=partial(row_fold.batch, "scatter_add", 1),
 )
 
 
@@ -291,16 +265,17 @@ def scatter_add(
     op = "scatter_add"
     y = _check.array(op, "y", y)
     axis = _check.axis(op, axis, y.ndim, "y")
-    _check_summable(op, "y", y.dtype)
+    check_summable(op, "y", y.dtype)
     if num_rows is not None:
         num_rows = _check.size(op, "num_rows", num_rows)
     plan = _cache.resolve(op, plan, mode, num_rows)
     _check.rows(op, "y", y, axis, plan.num_edges, "one for each edge of the plan")
     y, plan = _primitive.align_varying(y, plan)
-    return _scatter_add_jit(y, plan, axis)
+    return sum_rows(y, plan, axis)
 
 
-def _check_summable(op: str, argument: str, dtype: Any) -> None:
+def check_summable(op: str, argument: str, dtype: Any) -> None:
+    """Check that elements of `dtype` can be summed."""
     expected = "of a numeric dtype"
     if dtype == np.bool_:
         fix = f"Count with {argument}.astype(jnp.int32)."
@@ -338,11 +313,17 @@ def _scatter_add_bwd(axis: int, plan: IndexPlan, ct: Any) -> tuple[Any, None]:
 _scatter_add.defvjp(_scatter_add_fwd, _scatter_add_bwd)
 _scatter_add_jit = jax.jit(_scatter_add, static_argnums=(2,))
 
+
+def sum_rows(y: jax.Array, plan: IndexPlan, axis: int = 0) -> jax.Array:
+    """Sum edges into rows: scatter_add of arguments that are checked already."""
+    return _scatter_add_jit(y, plan, axis)
+
+
 # --- index_add ----------------------------------------------------------------------------------
 
 
 def _index_add_abstract(x: Any, y: Any, *plan: Any, **p: Any) -> list[Any]:
-    return _fold_abstract([x, y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
+    return row_fold.fold_abstract([x, y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
 def _index_add_reference(
@@ -358,16 +339,16 @@ def _index_add_reference(
     def one(data: Any, plan: Any, axis: int) -> Any:
         x, y = data
         indptr, _ = plan
-        total = _row_sums([y], plan, axis)
+        total = row_fold.row_sums([y], plan, axis)
         shape = [1] * total.ndim
         shape[axis] = -1
         empty = (jnp.diff(indptr) == 0).reshape(shape)
-        return jnp.where(empty, x, (_wide(x) + total).astype(x.dtype))
+        return jnp.where(empty, x, (row_fold.wide_sums(x) + total).astype(x.dtype))
 
     out = _primitive.over_plans(one, [x, y], [indptr, perm], axis, p["plan_axes"])
     if p["float4"]:
         out = jax.lax.bitcast_convert_type(out, jnp.uint4).astype(like.dtype)
-    return [out, _workspace(out, perm, axis, p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, axis, p["no_long_row"])]
 
 
 index_add_p = _primitive.define(
@@ -375,7 +356,7 @@ index_add_p = _primitive.define(
     abstract=_index_add_abstract,
     reference=_index_add_reference,
     attributes=_fold_attributes,
-    batch=partial(_batch, "index_add", 2),
+    batch=partial(row_fold.batch, "index_add", 2),
 )
 
 
@@ -414,8 +395,8 @@ def index_add(x: Any, plan: Any, y: Any, *, axis: int = 0, mode: str | None = No
     x = _check.array(op, "x", x)
     y = _check.array(op, "y", y)
     axis = _check.axis(op, axis, x.ndim, "x")
-    _check_summable(op, "x", x.dtype)
-    _check_summable(op, "y", y.dtype)
+    check_summable(op, "x", x.dtype)
+    check_summable(op, "y", y.dtype)
     if y.ndim != x.ndim or _off_axis(x.shape, axis) != _off_axis(y.shape, axis):
         fix = "Broadcast y to x's trailing shape first."
         expected = f"an array of x's shape {x.shape} off axis {axis}"

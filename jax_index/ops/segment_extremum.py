@@ -12,12 +12,12 @@ import numpy as np
 
 from jax_index import _primitive
 from jax_index._plan import IndexPlan
-from jax_index.ops import pointwise, rows
+from jax_index.ops import pointwise, row_fold
 from jax_index.ops.row_map import row_map
 
 
 def _abstract(y: Any, *plan: Any, **p: Any) -> Any:
-    return rows.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
+    return row_fold.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
 def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> Any:
@@ -37,7 +37,7 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -
         return jnp.moveaxis(out, 0, axis)
 
     out = _primitive.over_plans(one, [y], [indptr, perm], p["axis"], p["plan_axes"])
-    return [out, rows.workspace(out, perm, p["axis"], p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
 
 
 def identity(dtype: Any, smallest: bool) -> Any:
@@ -57,7 +57,7 @@ def identity(dtype: Any, smallest: bool) -> Any:
 
 
 def _attributes(smallest: bool, **p: Any) -> dict[str, Any]:
-    return {**rows.plan_attributes(**p), "smallest": np.bool_(smallest)}
+    return {**row_fold.plan_attributes(**p), "smallest": np.bool_(smallest)}
 
 
 segment_extremum_p = _primitive.define(
@@ -65,7 +65,7 @@ segment_extremum_p = _primitive.define(
     abstract=_abstract,
     reference=_reference,
     attributes=_attributes,
-    batch=partial(rows.batch, "segment_extremum", 1),
+    batch=partial(row_fold.batch, "segment_extremum", 1),
 )
 
 

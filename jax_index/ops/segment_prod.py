@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from jax_index import _primitive
 from jax_index._plan import LONG_ROW, IndexPlan
-from jax_index.ops import pointwise, rows
+from jax_index.ops import pointwise, row_fold, rows
 
 
 def _abstract(y: Any, *plan: Any, **p: Any) -> Any:
-    return rows.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
+    return row_fold.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
 def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> Any:
@@ -32,15 +32,15 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -
         return jnp.moveaxis(out, 0, axis)
 
     out = _primitive.over_plans(one, [y], [indptr, perm], p["axis"], p["plan_axes"])
-    return [out, rows.workspace(out, perm, p["axis"], p["no_long_row"])]
+    return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
 
 
 segment_prod_p = _primitive.define(
     "segment_prod",
     abstract=_abstract,
     reference=_reference,
-    attributes=rows.plan_attributes,
-    batch=partial(rows.batch, "segment_prod", 1),
+    attributes=row_fold.plan_attributes,
+    batch=partial(row_fold.batch, "segment_prod", 1),
 )
 
 
