@@ -8,9 +8,11 @@ COMMANDS = {
     "hetgat": "train HetGAT-TA with every implementation of gather and scatter-add, side by side",
     "gat": "train the graph attention network on Cora and Citeseer: accuracy and repeated bits",
     "ops": "gather and scatter-add beside their limits, their targets and their peers",
+    "fused": "products, attention and segment ops on graphs beside limits, targets and peers",
     "plan": "building a plan and looking one up",
 }
 MODULES = {  # where the name is not it
+    "fused": "bench.fused.cli",
     "gat": "bench.citations.cli",
     "ops": "bench.kernels.cli",
     "plan": "bench.plan_build",
