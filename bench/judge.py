@@ -13,7 +13,7 @@ RunBits = Callable[[str, int, bool], Record]  # column, steps, the same steps ag
 
 
 def add_bits(result: Record, run_bits: RunBits) -> None:
-    """Compare the opaque column with the host reference; note columns that ran without kernels."""
+    """Compare the opaque column with the host reference; note what the columns went without."""
     columns, batch = result["columns"], result["learn_batch"]
     on_gpu = result["device"]["backend"] == "gpu"
     reference, subject = columns.get(REFERENCE), columns.get(SUBJECT)
@@ -28,6 +28,10 @@ def add_bits(result: Record, run_bits: RunBits) -> None:
     found = [r["kernels"].get(platform) for r in columns.values() if r.get("kernels")]
     if found and not (found[0] or "").startswith("kernels"):
         result["notes"].append(f"jax_index ran without its kernels: {found[0]}.")
+    for name, record in columns.items():
+        for size, run in record.get("batches", {}).items():
+            if reason := run.get("profile", {}).get("error"):
+                result["notes"].append(f"No profile of {name}, batch {size}: {reason}.")
 
 
 def add_repeats(result: Record, run_bits: RunBits, steps: int) -> None:

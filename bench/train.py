@@ -28,6 +28,7 @@ WINDOW_SECONDS = 0.25  # steps are timed in windows of about this length, blocke
 MAX_WINDOW = 20
 REPEAT_SECONDS = 1.0  # the first steps are taken twice, for run-to-run bits, if they fit into this
 REPEAT_SECONDS_UNLIMITED = 5.0  # the same where the job sets no time limit
+PROFILED_MS = 100.0  # the traces of longer steps are not worth their size
 MIN_PREDICTIONS, MAX_PREDICTIONS = 3, 200
 
 Emit = Callable[[str, int, int], None]
@@ -76,11 +77,19 @@ def run_job(job: Job, problem: Problem, emit: Emit) -> dict[str, Any]:
         "params": count_params(init_params(job.seed, problem.features.shape[2])),
         "batches": {},
     }
+    steps: dict[int, Any] = {}
     for batch in job.batches:
-        record["batches"][str(batch)] = _run_batch(job, ops, problem, topology, batch, emit)
+        found, steps[batch] = _run_batch(job, ops, problem, topology, batch, emit)
+        record["batches"][str(batch)] = found
     stats = jax.devices()[0].memory_stats() or {}
     record["device_peak_bytes"] = stats.get("peak_bytes_in_use")
     record["host_peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if job.measure and jax.default_backend() == "gpu":
+        for batch, step in steps.items():  # last: a profiler may slow down what follows it
+            run = record["batches"][str(batch)]
+            if run["train_ms"] < PROFILED_MS:
+                emit(f"profile, batch {batch}", 0, 0)
+                run["profile"] = _profile(job, step, problem, topology, batch)
     return record
 
 
@@ -131,7 +140,8 @@ def _batch(problem: Problem, scenarios: np.ndarray) -> Batch:
 
 def _run_batch(
     job: Job, ops: Ops, problem: Problem, topology: Topology, batch: int, emit: Emit
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Any]:
+    """The record of one batch size, and its compiled step."""
     state = first_state(job.seed, problem.features.shape[2])
     one = next(train_batches(problem, batch, job.seed))
     started = time.perf_counter()
@@ -163,10 +173,7 @@ def _run_batch(
             "params_digest": digest(more.params),
         }
     if not job.measure:
-        return record
-    if jax.default_backend() == "gpu":
-        emit(f"profile, batch {batch}", 0, 0)
-        record["profile"] = _profile(job, compiled, problem, topology, batch)
+        return record, compiled
     patience = REPEAT_SECONDS_UNLIMITED if job.seconds[batch] is None else REPEAT_SECONDS
     if batch == job.learn_batch and record["train_ms"] * job.compare < patience * 1e3:
         short = dataclasses.replace(job, steps={batch: job.compare}, seconds={batch: None})
@@ -175,7 +182,7 @@ def _run_batch(
             again.digests == run.digests and again.losses == run.losses[: job.compare]
         )
     record |= _predict(job, ops, problem, topology, batch, run.params, emit)
-    return record
+    return record, compiled
 
 
 def _train(
