@@ -12,6 +12,37 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+together_p = Primitive("jax_index_together")
+together_p.multiple_results = True
+together_p.def_abstract_eval(lambda *avals: list(avals))
+together_p.def_impl(lambda *values: list(values))
+mlir.register_lowering(together_p, lambda ctx, *values: list(values))
+
+
+def _batch_together(values: Any, axes: Any) -> Any:
+    size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+    moved = [
+        jnp.broadcast_to(v, (size, *v.shape)) if a is None else jnp.moveaxis(v, a, 0)
+        for v, a in zip(values, axes, strict=True)
+    ]
+    return together_p.bind(*moved), [0] * len(moved)
+
+
+batching.primitive_batchers[together_p] = _batch_together
+
+
+def together(values: Any) -> Any:
+    """Return `values` so that under vmap they all carry the batch, or none does.
+
+    Where only some results of a custom_vjp function do, JAX counts the cotangents of the others
+    once for each entry of the batch.
+    """
+    leaves, form = jax.tree.flatten(values)
+    return jax.tree.unflatten(form, together_p.bind(*leaves))
 
 
 def fused(
@@ -27,7 +58,7 @@ def fused(
 
     @partial(jax.custom_vjp, nondiff_argnums=(0,))
     def gradient(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
-        return tuple(backward(static, plan, inputs, known, ct))
+        return together(tuple(backward(static, plan, inputs, known, ct)))
 
     def gradient_fwd(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
         return gradient(static, plan, inputs, known, ct), (plan, inputs, ct)

@@ -124,8 +124,7 @@ def batch_data_and_plan(
     place = of_main if of_main is not None else mapped[-1] if mapped else 0
     # Weights that carry the batch have no axis behind their own ones to put it on.
     ranks = [v.ndim - 1 for v, at in zip(data, data_axes, strict=True) if at is not None]
-    if place > min([most, *ranks]):
-        place = 0
+    place = min([place, most, *ranks])
     moved = []
     for value, at in zip(data, data_axes, strict=True):
         if at is None:

@@ -18,6 +18,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sharding_graph
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -152,6 +153,7 @@ def main():
     same("explicit scatter_add", summed, np.asarray(y).reshape(2, 8, D).sum(0))
     same("explicit gather grad", slope, 4 * np.ones((8, D)))
     same("explicit rows", taken, np.ones((16, D)))
+    sharding_graph.check(mesh, found)
     json.dump(found, sys.stdout)
 
 

@@ -16,5 +16,5 @@ def test_shard_map_equals_the_unsharded_program():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 23
+    assert len(found) == 56
     assert {name: right for name, right in found.items() if not right} == {}

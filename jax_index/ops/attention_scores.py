@@ -7,7 +7,7 @@ Every function is differentiable any number of times and computes with own kerne
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,50 +66,63 @@ def reduce_product(a: jax.Array, b: Any, shape: tuple[int, ...]) -> jax.Array:
 
 # --- Dots of nodes with a shared vector -----------------------------------------------------------
 # The three derivatives of Σ ct h att, with ct [n, *batch, heads], h [n, *batch, heads, D] and att
-# [heads, D], are one another's derivatives. `there` [n] says which nodes count: what others hold
-# does not reach the sums over all nodes.
+# [heads, D], are one another's derivatives. `nodes` [n] is each node's own number, -1 where it does
+# not count: what such a node holds reaches no sum. All three obey it; JAX batches a rule rightly
+# only where the result carries every batch that the rule reads.
+
+
+class _Nodes(NamedTuple):
+    """Which rows count, as pointwise reads a plan."""
+
+    ids: jax.Array
+    num_rows: int
+
+
+def nodes_where(there: jax.Array) -> jax.Array:
+    """Return each node's own number, -1 where it does not count."""
+    return jnp.where(there, jax.lax.iota(jnp.int32, there.shape[0]), -1)
 
 
 @jax.custom_vjp
-def row_dot(h: jax.Array, att: jax.Array, there: jax.Array) -> jax.Array:
+def row_dot(h: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return ⟨h, att⟩ for every node and head, in the accumulator type."""
     shared = att.reshape((1,) * (h.ndim - 2) + att.shape)
-    return dots(None, h, shared, 1, wide(h.dtype))
+    return dots(None, h, shared, 1, wide(h.dtype), rows_of_x=nodes)
 
 
 @jax.custom_vjp
-def _outer(ct: jax.Array, att: jax.Array, there: jax.Array) -> jax.Array:
+def _outer(ct: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     shape = (1,) * (ct.ndim - 1) + att.shape
-    return pointwise.apply_slots(
-        "multiply", [(ct, False), (att.reshape(shape), False)], dtype=att.dtype
-    )
+    given = [(ct, False), (att.reshape(shape), False)]
+    counted = _Nodes(nodes, ct.shape[0])
+    return pointwise.apply_slots("multiply", given, plan=counted, dtype=att.dtype)
 
 
 @jax.custom_vjp
-def _total(ct: jax.Array, h: jax.Array, there: jax.Array) -> jax.Array:
+def _total(ct: jax.Array, h: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
     heads, depth = h.shape[-2:]
-    rows_of = h.reshape(-1, heads, depth)
-    counted = jnp.broadcast_to(there.reshape(-1, *[1] * (h.ndim - 3)), h.shape[:-2])
-    return _one_row(rows_of, ct.reshape(-1, heads), counted.reshape(-1))
+    there = jnp.broadcast_to((nodes >= 0).reshape(-1, *[1] * (h.ndim - 3)), h.shape[:-2])
+    place = nodes_where(there.reshape(-1))
+    return _one_row(h.reshape(-1, heads, depth), ct.reshape(-1, heads), place)
 
 
 row_dot.defvjp(
-    lambda h, att, there: (row_dot(h, att, there), (h, att, there)),
+    lambda h, att, nodes: (row_dot(h, att, nodes), (h, att, nodes)),
     lambda saved, ct: (_outer(ct, *saved[1:]), _total(ct, saved[0], saved[2]), None),
 )
 _outer.defvjp(
-    lambda ct, att, there: (_outer(ct, att, there), (ct, att, there)),
+    lambda ct, att, nodes: (_outer(ct, att, nodes), (ct, att, nodes)),
     lambda saved, g: (row_dot(g, *saved[1:]), _total(saved[0], g, saved[2]), None),
 )
 _total.defvjp(
-    lambda ct, h, there: (_total(ct, h, there), (ct, h, there)),
+    lambda ct, h, nodes: (_total(ct, h, nodes), (ct, h, nodes)),
     lambda saved, g: (row_dot(saved[1], g, saved[2]), _outer(saved[0], g, saved[2]), None),
 )
 
 
-def _one_row(x: jax.Array, weights: Any, there: Any = None) -> jax.Array:
-    """Sum weights times x over the first axis, where `there`, as the edges of one row."""
+def _one_row(x: jax.Array, weights: Any, source: Any = None) -> jax.Array:
+    """Sum weights times x over the first axis, as the edges of one row; -1 in `source`: without."""
     m = x.shape[0]
     count = -(-m // GROUP) if m > LONG_ROW else 0
     task = np.arange(num_tasks(m), dtype=np.int32)
@@ -121,7 +134,7 @@ def _one_row(x: jax.Array, weights: Any, there: Any = None) -> jax.Array:
         jnp.asarray(np.array([0, m], np.int32)),
         place,
         tasks.astype(jnp.int32),
-        place if there is None else jnp.where(there, place, -1),
+        place if source is None else source,
         *([] if weights is None else [weights]),
         axis=0,
         plan_axes=(),
@@ -153,7 +166,7 @@ def _gat_scores(
 ) -> jax.Array:
     for_sender, for_receiver = _halves(att)
     sends, receives = (
-        plan.indptr[1:] > plan.indptr[:-1] for plan in (graph.senders, graph.receivers)
+        nodes_where(plan.indptr[1:] > plan.indptr[:-1]) for plan in (graph.senders, graph.receivers)
     )
     sender = rows.gather(row_dot(h_s, for_sender, sends), graph.senders)
     receiver = rows.gather(row_dot(h_r, for_receiver, receives), graph.receivers)
@@ -187,8 +200,8 @@ def _gat2_composed(slope: float, graph: Graph, inputs: Any) -> jax.Array:
     h_s, h_r, att = (convert(v, full) for v in inputs)
     ends = pointwise.add(rows.gather(h_s, graph.senders), rows.gather(h_r, graph.receivers))
     terms = pointwise.rows_only(pointwise.leaky_relu(ends, slope), graph.receivers)
-    there = graph.receivers.ids >= 0
-    return pointwise.rows_only(row_dot(terms, att, there), graph.receivers)
+    edges = nodes_where(graph.receivers.ids >= 0)
+    return pointwise.rows_only(row_dot(terms, att, edges), graph.receivers)
 
 
 _gat2_scores = fused(_gat2_forward, _gat2_backward, _gat2_composed)

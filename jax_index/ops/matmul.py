@@ -247,11 +247,12 @@ def _split_att(rest: Any, additive: bool) -> tuple[Any, Any]:
 
 
 def _sddmm_abstract(x: Any, y: Any, *rest: Any, **p: Any) -> Any:
-    _, indices = _split_att(rest, p["additive"])
+    att, indices = _split_att(rest, p["additive"])
     axis, depth = p["axis"], p["depth_axes"]
+    shapes = [v.shape for v in (x, y, att) if v is not None]
     wide = [
-        _primitive.shared_size(*s) if d != axis else 0
-        for d, s in enumerate(zip(x.shape, y.shape, strict=True))
+        _primitive.shared_size(*sizes) if d != axis else 0
+        for d, sizes in enumerate(zip(*shapes, strict=True))
     ][: x.ndim - depth]
     leaves = [(leaf, 1) for leaf in indices]
     shape = _primitive.result_shape(tuple(wide), axis, p["num_edges"], p["plan_axes"], leaves)
@@ -343,13 +344,15 @@ def dots(
     *,
     att: Any = None,
     slope: float = 0.0,
+    rows_of_x: Any = None,
 ) -> jax.Array:
     """Dot rows of x and y over their last axes, at the ends of each edge; no derivative.
 
-    Without a graph row by row: x and y have the same rows, or y has one for all. With `att`, of x's
-    rank, it is the dot of att and leaky_relu(x + y).
+    Without a graph row by row: x and y have the same rows, or y has one for all; `rows_of_x` says
+    which row of x then stands in each place, -1 for a dot that is 0. With `att`, of x's rank, it is
+    the dot of att and leaky_relu(x + y).
     """
-    indices: list[Any] = []
+    indices: list[Any] = [] if rows_of_x is None else [rows_of_x]
     ordered = False
     if graph is not None:
         ordered = not graph.receivers.identity
@@ -365,7 +368,7 @@ def dots(
         depth_axes=depth_axes,
         num_edges=x.shape[0] if graph is None else graph.num_edges,
         ordered=ordered,
-        x_indexed=graph is not None,
+        x_indexed=len(indices) > 0,
         y_indexed=graph is not None,
         additive=att is not None,
         slope=float(slope),
