@@ -43,9 +43,9 @@ def default_lines(on_gpu: bool, quick: bool = False) -> list[Line]:
         *_lines("attention", ATTENTION, LARGE),
         *_lines("segments", SEGMENTS, LARGE),
         *_lines("rest", REST, LARGE),
+        *_lines("bfloat16", ("spmm weighted", *ATTENTION), LARGE, ("uniform",), dtype="bfloat16"),
         *_lines("small", (*products, *ATTENTION), SMALL),
         *_lines("small", (*products, *ATTENTION), MIDDLE),
-        *_lines("bfloat16", ("spmm weighted", *ATTENTION), LARGE, ("uniform",), dtype="bfloat16"),
     ]
 
 
