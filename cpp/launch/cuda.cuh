@@ -16,11 +16,9 @@ struct Cuda {
 template <int Accumulators>
 struct WideRows {
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = Accumulators > 8 ? 7 : 10;
-  static constexpr int kLoads = 4;             // edges whose words a thread has on their way
-  static constexpr int kTaskBlocks = 1056;     // blocks that share the long rows, for each slice
-  static constexpr int kRows = 32;             // of a warp, at most
-  static constexpr i64 kBusyWarps = 132 * 64;  // fewer leave a large GPU idle
+  static constexpr int kMinBlocks = Accumulators > 8 ? 8 : 12;
+  static constexpr int kLoads = 4;          // edges whose words a thread has on their way
+  static constexpr int kTaskBlocks = 1056;  // blocks that share the long rows, for each slice
 };
 
 // The same where rows of another array are read and multiplied by weights: more indices on their
@@ -28,6 +26,8 @@ struct WideRows {
 template <int Accumulators>
 struct ProductRows : WideRows<Accumulators> {
   static constexpr int kMinBlocks = Accumulators > 16 ? 5 : 6;
+  static constexpr i64 kRowsOfTeam = 4;        // at most
+  static constexpr i64 kBusyWarps = 132 * 64;  // fewer leave a large GPU idle
 };
 
 // Rows of few words: a warp stages the words of its rows in shared memory.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "launch/row_fold_narrow.cuh"
+#include "launch/row_fold_staged.cuh"
 #include "launch/row_fold_wide.cuh"
 
 namespace jax_index::JI_TARGET {
@@ -16,13 +17,7 @@ constexpr bool kCommon = false;
 template <>
 constexpr bool kCommon<float> = true;
 template <>
-constexpr bool kCommon<double> = true;
-template <>
 constexpr bool kCommon<BF16> = true;
-template <>
-constexpr bool kCommon<F16> = true;
-template <>
-constexpr bool kCommon<u32> = true;
 
 template <class Monoid, class T, int N>
 void launch_sums(const Cuda& cuda, const RowFoldArgs& a) {
@@ -83,7 +78,7 @@ void run_row_fold(const Cuda& cuda, const RowFoldArgs& a) {
     case DType::kF64:
       return widest<Monoid, double, 2, 1>(cuda, a);
     case DType::kF16:
-      return widest<Monoid, F16, 8, 2, 1>(cuda, a);
+      return widest<Monoid, F16, 8, 1>(cuda, a);
     case DType::kBF16:
       return widest<Monoid, BF16, 8, 2, 1>(cuda, a);
     case DType::kF8:

@@ -9,7 +9,7 @@
 
 namespace jax_index::JI_TARGET {
 
-struct WideGrid {
+struct StagedGrid {
   TaskGrid tasks;
   i64 lane_blocks;  // warps that share the words of a row
   i64 row_blocks;   // warps that share the rows of a slice
@@ -35,8 +35,8 @@ struct StagedItems {
 };
 
 template <class Policy, class Program, int N>
-__global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_kernel(
-    const __grid_constant__ RowFoldArgs a, const __grid_constant__ WideGrid g) {
+__global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void staged_kernel(
+    const __grid_constant__ RowFoldArgs a, const __grid_constant__ StagedGrid g) {
   using Monoid = typename Program::Monoid;
   using T = typename Program::T;
   using Value = Tile<AccOf<T>, 1, N>;
@@ -113,27 +113,28 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_ker
   }
 }
 
-template <class Program, int N, template <int> class Rows = WideRows>
-void launch_wide(const Cuda& cuda, const RowFoldArgs& a) {
+template <class Program, int N>
+void launch_staged(const Cuda& cuda, const RowFoldArgs& a) {
   using Value = Tile<AccOf<typename Program::T>, 1, N>;
-  using Policy = Rows<sizeof(Value)>;
+  using Policy = ProductRows<sizeof(Value)>;
   constexpr int kWarps = Policy::kThreads / 32;
-  WideGrid g = {};
+  StagedGrid g = {};
   const i64 lanes = a.width / N;
   g.tasks = task_grid<Policy, Value>(a, lanes);
   g.lanes = (int)(lanes < 32 ? lanes : 32);
   g.lane_blocks = ceil_div(lanes, g.lanes);
-  // Many rows to a warp where there are enough of them to keep the GPU busy.
+  // A few rows to a team, so that heavy neighbours do not keep one warp busy for long; fewer where
+  // the graph is small.
   const i64 teams = 32 / g.lanes;
   const i64 all_rows = a.nest.slices * a.csr.num_rows * g.lane_blocks;
-  i64 rows = all_rows / Policy::kBusyWarps;
-  rows = rows < teams ? teams : rows > Policy::kRows ? (i64)Policy::kRows : rows;
-  g.rows_here = (int)rows;
+  const i64 wanted = all_rows / Policy::kBusyWarps / teams;
+  const i64 each = wanted < 1 ? 1 : wanted > Policy::kRowsOfTeam ? Policy::kRowsOfTeam : wanted;
+  g.rows_here = (int)(each * teams < 32 ? each * teams : 32);
   g.row_blocks = ceil_div(a.csr.num_rows, g.rows_here);
   g.warps = a.nest.slices * g.row_blocks * g.lane_blocks;
   for_each_grid(g.tasks.blocks + ceil_div(g.warps, kWarps), [&](i64 first, unsigned grid) {
     g.first_block = first;
-    wide_kernel<Policy, Program, N><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+    staged_kernel<Policy, Program, N><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
   });
 }
 

@@ -122,6 +122,13 @@ __global__ __launch_bounds__(Policy::kThreads) void dot_kernel(const __grid_cons
   }
 }
 
+// An edge of a span, and the rows that it joins.
+struct SpanEdge {
+  i32 edge;
+  i32 from;
+  i32 row;
+};
+
 // Neighbouring edges of the CSR share a receiver: a team takes a span of them and keeps the row of
 // y while it lasts. Steps: words of a row that a thread holds.
 template <class Policy, class T, int N, int Steps>
@@ -156,6 +163,21 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_ker
   const i64 first = unit * Policy::kSpan;
   const i64 last =
       inside ? (first + Policy::kSpan < a.num_edges ? first + Policy::kSpan : a.num_edges) : first;
+  // The team reads the places of its whole span side by side, so that loads of rows need not wait
+  // for one index after the other.
+  __shared__ SpanEdge spans[Policy::kThreads * Policy::kSpan];
+  SpanEdge* span = spans + threadIdx.x / (u32)g.team * Policy::kSpan;
+  for (int k = lane; k < Policy::kSpan; k += g.team) {
+    SpanEdge at = {-1, -1, -1};
+    const i64 position = first + k;
+    if (position < last) {
+      at.edge = order ? __ldg(order + position) : (i32)position;
+      at.from = x_rows ? __ldg(x_rows + position) : (i32)position;
+      if ((u32)at.edge < (u32)a.num_edges) at.row = __ldg(y_rows + at.edge);
+    }
+    span[k] = at;
+  }
+  __syncwarp();
   i32 held = -1;
   Word right[Steps] = {};
   for (int done = 0; done < Policy::kSpan; done += kDots) {
@@ -164,18 +186,14 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_ker
     i32 row[kDots];
     JI_UNROLL
     for (int k = 0; k < kDots; ++k) {
-      const i64 position = first + done + k;
-      edge[k] = from[k] = -1;
-      if (position < last) {
-        edge[k] = order ? __ldg(order + position) : (i32)position;
-        from[k] = x_rows ? __ldg(x_rows + position) : (i32)position;
-      }
+      const SpanEdge at = span[done + k];
+      edge[k] = at.edge;
+      from[k] = at.from;
+      row[k] = at.row;
     }
     Word left[kDots][Steps];
     JI_UNROLL
     for (int k = 0; k < kDots; ++k) {
-      row[k] = -1;
-      if ((u32)edge[k] < (u32)a.num_edges) row[k] = __ldg(y_rows + edge[k]);
       if ((u32)from[k] >= (u32)a.num_x) continue;
       JI_UNROLL
       for (int w = 0; w < Steps; ++w) {

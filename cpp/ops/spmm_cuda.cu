@@ -7,7 +7,7 @@ namespace {
 
 template <class T, bool Weighted, Order order, int N>
 void launch(const Cuda& cuda, const RowFoldArgs& a) {
-  launch_wide<ProductProgram<T, Weighted, order>, N, ProductRows>(cuda, a);
+  launch_staged<ProductProgram<T, Weighted, order>, N>(cuda, a);
 }
 
 // Element types that GPUs are fed with get a kernel for each case; the others one that finds out.
@@ -18,7 +18,7 @@ void products(const Cuda& cuda, const RowFoldArgs& a) {
   }
   if constexpr (AccOf<T>(0.5) > AccOf<T>(0)) {
     if (a.additive) {
-      launch_wide<AdditiveProgram<T>, Common ? N : 1, ProductRows>(cuda, a);
+      launch_staged<AdditiveProgram<T>, Common ? N : 1>(cuda, a);
       return finish_partials<MeanFinish, Sum, T>(cuda, a);
     }
   }
