@@ -59,9 +59,10 @@ struct GatherEdges {
 struct GatherRows {
   static constexpr int kThreads = 128;
   static constexpr int kMinBlocks = 10;
-  static constexpr int kEdges = 4;         // edges whose places a thread looks up at once
-  static constexpr int kTaskBlocks = 528;  // that share the long rows and the dropped edges
-  static constexpr i64 kMinWidth = 256;    // bytes of a row from which on it is the faster way
+  static constexpr int kEdges = 4;           // edges whose places a thread looks up at once
+  static constexpr int kTaskBlocks = 528;    // that share the long rows and the dropped edges
+  static constexpr i64 kMinWidth = 256;      // bytes of a row from which on it is the faster way
+  static constexpr i64 kMinBytes = 1 << 26;  // of the result
 };
 
 // Dots over the features of two rows: a team of threads for each.

@@ -183,8 +183,10 @@ void run(const Cuda& cuda, const GatherArgs& a) {
             (u64)a.x_pitch | (u64)a.out_pitch;
   for (int d = 0; d < a.nest.rank; ++d)
     all |= (u64)(a.nest.stride[d][GatherArgs::kX] | a.nest.stride[d][GatherArgs::kOut]);
-  // A rule of shapes and dtype alone: wide rows that are read about twice or more are read once.
-  const bool by_rows = a.width >= GatherRows::kMinWidth && a.csr.num_edges >= 2 * a.csr.num_rows;
+  // A rule of shapes and dtype alone: wide rows that are read about twice or more are read once,
+  // where x is too large for the cache to keep it.
+  const bool by_rows = a.width >= GatherRows::kMinWidth && a.csr.num_edges >= 2 * a.csr.num_rows &&
+                       a.nest.slices * a.csr.num_edges * a.width >= GatherRows::kMinBytes;
   if (by_rows && all % 16 == 0) return launch_rows<16>(cuda, a);
   if (by_rows && all % 4 == 0) return launch_rows<4>(cuda, a);
   if (all % 16 == 0) return launch_edges<16>(cuda, a);

@@ -5,7 +5,8 @@
 namespace jax_index::JI_TARGET {
 namespace {
 
-// Elements of one slice, counted over edges and columns, are taken a register at a time.
+// Elements are taken a register at a time: along a row, or, where rows are narrower, over edges and
+// columns.
 template <class A>
 struct PointwiseCpu {
   static constexpr int kLanes = kRegisterBytes / (int)sizeof(A);
@@ -72,10 +73,102 @@ struct PointwiseCpu {
     }
   }
 
+  // kLanes neighbouring elements as they are stored.
+  static Vec<A, kLanes> load_lanes(const void* base, DType dtype, i64 element) {
+    const MiniFloat none;
+    if (dtype == native()) {
+      Vec<A, kLanes> out;
+      memcpy(&out, static_cast<const A*>(base) + element, sizeof(out));
+      return out;
+    }
+    if constexpr (sizeof(A) == 4) {
+      Vec<u16, kLanes> bits;
+      memcpy(&bits, static_cast<const u16*>(base) + element, sizeof(bits));
+      if (dtype == DType::kBF16) return Codec<BF16>::decode<kLanes>(bits, none);
+      return Codec<F16>::decode<kLanes>(bits, none);
+    } else {
+      Vec<A, kLanes> out{};
+      for (int j = 0; j < kLanes; ++j) out[j] = load_number<A>(base, dtype, element + j);
+      return out;
+    }
+  }
+  static void store_lanes(void* base, DType dtype, i64 element, Vec<A, kLanes> value) {
+    const MiniFloat none;
+    if (dtype == native()) {
+      memcpy(static_cast<A*>(base) + element, &value, sizeof(value));
+      return;
+    }
+    if constexpr (sizeof(A) == 4) {
+      const Vec<u16, kLanes> bits = dtype == DType::kBF16 ? Codec<BF16>::encode<kLanes>(value, none)
+                                                          : Codec<F16>::encode<kLanes>(value, none);
+      memcpy(static_cast<u16*>(base) + element, &bits, sizeof(bits));
+    } else {
+      for (int j = 0; j < kLanes; ++j) store_number<A>(base, dtype, element + j, value[j]);
+    }
+  }
+
+  // Rows of a register and more: the places of the operands are found once for a row.
+  template <class F>
+  void rows(i64 slice, i64 first, i64 last) const {
+    constexpr int kOperands = PointwiseArgs::kMaxOperands;
+    i64 base[kOperands] = {};
+    for (int k = 0; k < kOperands; ++k)
+      if (a.in[k].data) base[k] = offset_of(a.nest, slice, PointwiseArgs::kIn + k);
+    const i32* ids = a.ids ? a.ids + offset_of(a.nest, slice, PointwiseArgs::kIds) : nullptr;
+    const i64 to = offset_of(a.nest, slice, PointwiseArgs::kOut);
+    PointwiseInput<A, kLanes> v{a, {}, {}};
+    for (int k = 0; k < PointwiseArgs::kMaxParameters; ++k) v.parameter[k] = (A)a.parameter[k];
+    for (i64 e = first; e < last; ++e) {
+      const i64 row = ids ? (i64)ids[e] : e;
+      const bool there = (u64)row < (u64)a.num_rows;
+      i64 at[kOperands] = {};
+      for (int k = 0; k < kOperands; ++k) {
+        const PointwiseOperand& in = a.in[k];
+        if (in.data) at[k] = base[k] + (in.by_row ? (there ? row : 0) : e) * in.pitch;
+      }
+      const i64 out = to + e * a.out_pitch;
+      for (i64 c = 0; c < a.width; c += kLanes) {
+        const int lanes = a.width - c < kLanes ? (int)(a.width - c) : kLanes;
+        for (int k = 0; k < kOperands; ++k) {
+          const PointwiseOperand& in = a.in[k];
+          if (!in.data || (in.by_row && !there)) continue;
+          if (in.group == 1 && lanes == kLanes) {
+            v.value[k] = load_lanes(in.data, in.dtype, at[k] + c);
+          } else if (in.group != 1 && c / in.group == (c + lanes - 1) / in.group) {
+            v.value[k] = vec_of<A, kLanes>(load_number<A>(in.data, in.dtype, at[k] + c / in.group));
+          } else {
+            A lane[kLanes] = {};
+            for (int j = 0; j < lanes; ++j)
+              lane[j] = load_number<A>(in.data, in.dtype, at[k] + (c + j) / in.group);
+            memcpy(&v.value[k], lane, sizeof(lane));
+          }
+        }
+        Vec<A, kLanes> result{};
+        if (there) result = F::template at<A, kLanes>(v);
+        if (lanes == kLanes) {
+          store_lanes(a.out, a.out_dtype, out + c, result);
+        } else {
+          for (int j = 0; j < lanes; ++j)
+            store_number<A>(a.out, a.out_dtype, out + c + j, result[j]);
+        }
+      }
+    }
+  }
+
   static constexpr DType native() { return sizeof(A) == 8 ? DType::kF64 : DType::kF32; }
 
   void run(const Cpu& cpu) const {
     constexpr i64 kPerBlock = 1 << 13;
+    if (a.width >= kLanes && a.num_edges > 1) {
+      const i64 each = a.width >= kPerBlock ? 1 : kPerBlock / a.width;
+      const i64 parts = (a.num_edges + each - 1) / each;
+      for_each_block(cpu, a.nest.slices * parts, [&](i64 unit) {
+        const i64 first = unit % parts * each;
+        const i64 last = first + each < a.num_edges ? first + each : a.num_edges;
+        with_function(a.function, [&](auto f) { rows<decltype(f)>(unit / parts, first, last); });
+      });
+      return;
+    }
     const i64 count = a.num_edges * a.width;
     const i64 blocks = (count + kPerBlock - 1) / kPerBlock;
     for_each_block(cpu, a.nest.slices * blocks, [&](i64 unit) {
