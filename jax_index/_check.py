@@ -80,9 +80,20 @@ def axis(op: str, value: Any, ndim: int, argument: str) -> int:
     return number % ndim
 
 
-def rows(op: str, argument: str, value: jax.Array, axis: int, count: int, what: str) -> None:
+PLAN_FIX = "Use the plan that was made for these ids, or pass another axis."
+GRAPH_FIX = "Use the graph that was made for these nodes and edges."
+
+
+def rows(
+    op: str,
+    argument: str,
+    value: jax.Array,
+    axis: int,
+    count: int,
+    what: str,
+    fix: str = PLAN_FIX,
+) -> None:
     """Check that `value` has `count` entries along `axis`."""
     if value.shape[axis] != count:
         expected = f"an array with {count} entries on axis {axis} ({what})"
-        fix = "Use the plan that was made for these ids, or pass another axis."
         fail(ValueError, op, argument, expected, f"shape {value.shape}", fix)

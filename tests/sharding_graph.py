@@ -67,7 +67,7 @@ def check(mesh, found):
                 close(f"{what}, twice", twice(sharded)(data), twice(plain)(data))
 
     # Heads that are sharded: the values are right on an automatic mesh, and stay sharded on an
-    # explicit one, with no collective.
+    # explicit one.
     graph, by_head, ones = graphs[0], P(None, "d", None), jnp.ones((M, H))
     calls = {
         "spmm": lambda x, w: jax_index.spmm(graph, x, w),

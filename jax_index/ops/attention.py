@@ -194,18 +194,14 @@ def _number(op: str, argument: str, value: Any) -> float:
 
 def _features(op: str, name: str, value: Any, count: int, what: str) -> jax.Array:
     value = _check.array(op, name, value)
-    if value.ndim < 3 or not jnp.issubdtype(value.dtype, jnp.floating):
+    expected = f"a float array [{count}, *batch, heads, features]"
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        fix = f"Convert it first: {name}.astype(jnp.float32)."
+        _check.fail(TypeError, op, name, expected, _check.describe(value), fix)
+    if value.ndim < 3:
         fix = f"For one head reshape it: {name}[:, None, :]."
-        expected = f"a float array [{count}, *batch, heads, features]"
-        _check.fail(
-            TypeError if value.ndim >= 3 else ValueError,
-            op,
-            name,
-            expected,
-            _check.describe(value),
-            fix,
-        )
-    _check.rows(op, name, value, 0, count, what)
+        _check.fail(ValueError, op, name, expected, _check.describe(value), fix)
+    _check.rows(op, name, value, 0, count, what, _check.GRAPH_FIX)
     return value
 
 
@@ -271,7 +267,8 @@ def edge_softmax(graph: Graph, scores: Any) -> jax.Array:
         fix = "Pass a score for each edge."
         expected = f"an array [{graph.num_edges}, ...]"
         _check.fail(ValueError, op, "scores", expected, "a scalar", fix)
-    _check.rows(op, "scores", scores, 0, graph.num_edges, "one for each edge")
+    _check.rows(op, "scores", scores, 0, graph.num_edges, "one for each edge", _check.GRAPH_FIX)
+    reductions.check_real(op, scores, "scores")
     scores, graph = _primitive.align_varying(scores, graph)
     return reductions.reduce(op, reductions.softmax_rule, scores, graph.receivers)
 

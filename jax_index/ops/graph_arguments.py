@@ -46,7 +46,7 @@ def per_edge(
     if value.ndim == 0:
         fix = f"Give every edge one: jnp.full({graph.num_edges}, {argument})."
         _check.fail(ValueError, op, argument, f"[{graph.num_edges}, ...]", "a scalar", fix)
-    _check.rows(op, argument, value, 0, graph.num_edges, "one for each edge")
+    _check.rows(op, argument, value, 0, graph.num_edges, "one for each edge", _check.GRAPH_FIX)
     if value.shape[1:] != shape[: value.ndim - 1]:
         fix = f"Its axes behind the first are the first ones of {of}, or fewer of them."
         expected = f"an array of shape [{graph.num_edges}, *prefix of {shape}]"

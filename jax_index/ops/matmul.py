@@ -227,7 +227,10 @@ def spmm(graph: Graph, x: Any, weights: Any = None) -> jax.Array:
     graph = check_graph(op, graph)
     x = _check.array(op, "x", x)
     numeric(op, "x", x)
-    _check.rows(op, "x", x, 0, graph.num_senders, "one for each sender")
+    if x.ndim == 0:
+        fix = "Pass a row for each sender."
+        _check.fail(ValueError, op, "x", "an array of at least one axis", "a scalar", fix)
+    _check.rows(op, "x", x, 0, graph.num_senders, "one for each sender", _check.GRAPH_FIX)
     dtype = jnp.result_type(x)
     if weights is not None:
         weights = per_edge(op, "weights", weights, graph, x.shape[1:], "x")
@@ -440,8 +443,8 @@ def sddmm(graph: Graph, x: Any, y: Any) -> jax.Array:
             fix = f"Add the axis of features, for example {name}[:, None]."
             expected = "an array of at least two axes, the last one of features"
             _check.fail(ValueError, op, name, expected, f"shape {value.shape}", fix)
-    _check.rows(op, "x", x, 0, graph.num_senders, "one for each sender")
-    _check.rows(op, "y", y, 0, graph.num_receivers, "one for each receiver")
+    _check.rows(op, "x", x, 0, graph.num_senders, "one for each sender", _check.GRAPH_FIX)
+    _check.rows(op, "y", y, 0, graph.num_receivers, "one for each receiver", _check.GRAPH_FIX)
     if x.shape[1:] != y.shape[1:]:
         fix = "Both ends of an edge have the same features."
         expected = f"an array of x's shape {x.shape} behind the first axis"

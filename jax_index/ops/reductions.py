@@ -23,14 +23,15 @@ from jax_index.ops.pointwise import wide
 from jax_index.ops.row_map import row_map
 
 
-def check_number(op: str, data: jax.Array, real: bool) -> None:
-    """Check that data holds numbers, or real numbers."""
+def check_real(op: str, data: jax.Array, argument: str = "data") -> None:
+    """Check that data holds real numbers."""
     if _storage.is_key(data.dtype) or data.dtype == jax.dtypes.float0:
         fix = "Only numbers can be reduced."
-        _check.fail(TypeError, op, "data", "of a numeric dtype", f"dtype {data.dtype}", fix)
-    if real and jnp.issubdtype(data.dtype, jnp.complexfloating):
+        name = "float0" if data.dtype == jax.dtypes.float0 else data.dtype
+        _check.fail(TypeError, op, argument, "of a numeric dtype", f"dtype {name}", fix)
+    if jnp.issubdtype(data.dtype, jnp.complexfloating):
         fix = "Reduce real and imaginary parts separately."
-        _check.fail(TypeError, op, "data", "real", f"dtype {data.dtype}", fix)
+        _check.fail(TypeError, op, argument, "real", f"dtype {data.dtype}", fix)
 
 
 def _is_narrow(dtype: Any) -> bool:
@@ -50,7 +51,7 @@ def reduce(op: str, rule: Any, data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Apply a rule for floats of 16 bits and more, in jnp.mean's dtype."""
     if rule is mean_rule and jnp.issubdtype(data.dtype, jnp.complexfloating):
         return _complex_mean_jit(data, plan)
-    check_number(op, data, real=True)
+    check_real(op, data)
     x64 = getattr(jax.config, "jax_enable_x64", False)
     return _reduce_jit(rule, _mean_dtype(data.dtype, x64), data, plan)
 
@@ -242,7 +243,7 @@ def _extremum_jit(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array
 
 def extremum_of(op: str, data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array:
     """Return the extremum of each row, of any real dtype."""
-    check_number(op, data, real=True)
+    check_real(op, data)
     return _extremum_jit(data, plan, smallest)
 
 
@@ -262,5 +263,5 @@ def _product_jit(data: jax.Array, plan: IndexPlan) -> jax.Array:
 def product_of(op: str, data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Return the product of each row, of any real dtype."""
     rows.check_summable(op, "data", data.dtype)
-    check_number(op, data, real=True)
+    check_real(op, data)
     return _product_jit(data, plan)

@@ -30,7 +30,8 @@ def prepare(
         fix = "Leave it out: the result keeps data's sharding off the first axis."
         _check.fail(ValueError, op, "out_sharding", "None", _check.describe(out_sharding), fix)
     plan = _resolve(op, segment_ids, num_segments, mode)
-    _check.rows(op, "data", data, 0, plan.num_edges, "one for each segment id")
+    fix = "Pass one segment id for each entry."
+    _check.rows(op, "data", data, 0, plan.num_edges, "one for each segment id", fix)
     data, plan = _primitive.align_varying(data, plan)
     return data, plan
 
