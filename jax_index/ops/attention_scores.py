@@ -6,6 +6,7 @@ Every function is differentiable any number of times and computes with own kerne
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,10 +102,11 @@ def _outer(ct: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
 @jax.custom_vjp
 def _total(ct: jax.Array, h: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
-    heads, depth = h.shape[-2:]
-    there = jnp.broadcast_to((nodes >= 0).reshape(-1, *[1] * (h.ndim - 3)), h.shape[:-2])
-    place = nodes_where(there.reshape(-1))
-    return _one_row(h.reshape(-1, heads, depth), ct.reshape(-1, heads), place)
+    lead, (heads, depth) = h.shape[:-2], h.shape[-2:]
+    count = math.prod(lead)
+    there = jnp.broadcast_to((nodes >= 0).reshape(lead[0], *[1] * (len(lead) - 1)), lead)
+    place = nodes_where(there.reshape(count))
+    return _one_row(h.reshape(count, heads, depth), ct.reshape(count, heads), place)
 
 
 row_dot.defvjp(
@@ -191,7 +193,7 @@ def _gat2_backward(slope: float, graph: Graph, inputs: Any, known: Any, ct: Any)
             pointwise.apply_slots("multiply", [(slopes, False), (shared, False)], dtype=h_s.dtype)
         )
     sums = additive_sums(graph, h_s, h_r, ct, slope, values=True, dtype=full)
-    d_att = _one_row(sums.reshape(-1, *att.shape), None)
+    d_att = _one_row(sums.reshape(math.prod(sums.shape[:-2]), *att.shape), None)
     return grads[0], grads[1], convert(d_att, att.dtype)
 
 
