@@ -48,13 +48,28 @@ struct RowFoldCpu {
   template <class Shape>
   using Items = typename Program::template Items<Shape::kLanes, Shape::kParts>;
 
-  // Called out of line: rows and tasks share it, and it is most of the code of an op.
   template <class Shape>
-  __attribute__((noinline)) auto fold(const RowFoldSlice<T>& s, const CsrView& csr, i64 row,
-                                      RowRange edges, i64 column) const {
+  JI_HD auto fold_here(const RowFoldSlice<T>& s, const CsrView& csr, i64 row, RowRange edges,
+                       i64 column) const {
     Items<Shape> items(s, csr, column);
     items.set_row(row);
     return fold_group<Monoid, 1, typename Shape::Value>(edges.begin, edges.count, items);
+  }
+  template <class Shape>
+  __attribute__((noinline)) auto fold_apart(const RowFoldSlice<T>& s, const CsrView& csr, i64 row,
+                                            RowRange edges, i64 column) const {
+    return fold_here<Shape>(s, csr, row, edges, column);
+  }
+  // Out of line, since rows and tasks share it and it is most of the code of an op; but for
+  // scalars, where a call for each row is felt.
+  template <class Shape>
+  JI_HD auto fold(const RowFoldSlice<T>& s, const CsrView& csr, i64 row, RowRange edges,
+                  i64 column) const {
+    if constexpr (Shape::kLanes * Shape::kParts == 1) {
+      return fold_here<Shape>(s, csr, row, edges, column);
+    } else {
+      return fold_apart<Shape>(s, csr, row, edges, column);
+    }
   }
 
   template <class Shape>
