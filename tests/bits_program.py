@@ -33,6 +33,41 @@ def digest(value):
     return hashlib.sha256(raw.tobytes()).hexdigest()[:16]
 
 
+def graph_ops(out, rng, receivers):
+    """Values and gradients of segments, products and attention; many edges, and a hub."""
+    senders = rng.integers(-1, 700, receivers.size)
+    sizes = {"num_senders": 700, "num_receivers": 3000}
+    graph = jax_index.Graph(senders, receivers, **sizes, mode="drop")
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    with_slope = lambda f, *a: (f(*a), jax.vjp(f, *a)[1](f(*a)))
+
+    def keep(name, fn, *arrays):
+        for k, leaf in enumerate(jax.tree.leaves(jax.jit(lambda *a: with_slope(fn, *a))(*arrays))):
+            out[f"{name}/{k}"] = digest(leaf)
+
+    plan, y = graph.receivers, draw(receivers.size, 3)
+    tiny = rng.integers(0, 2**20, (receivers.size, 3), dtype=np.uint32).view(np.float32)
+    for name in ("mean", "max", "prod", "std", "softmax", "logsumexp"):
+        op = getattr(jax_index, f"segment_{name}")
+        keep(name, lambda v, op=op: op(v, plan), 1 + 0.1 * y if name == "prod" else y)
+        keep(f"{name}/bfloat16", lambda v, op=op: op(v, plan), y.astype(jnp.bfloat16))
+    keep("mean/subnormal", lambda v: jax_index.segment_mean(v, plan), jnp.asarray(tiny))
+    mean = np.asarray(jax_index.segment_mean(jnp.asarray(tiny), plan))
+    out["subnormal means are kept"] = str(bool((mean[:5] > 0).all()))
+    q, k, w = draw(3000, 2, 9), draw(700, 2, 9), draw(receivers.size, 2)
+    keep("spmm", lambda x, w: jax_index.spmm(graph, x, w), k, w)
+    keep(
+        "spmm/float16",
+        lambda x, w: jax_index.spmm(graph, x, w),
+        *(v.astype("float16") for v in (k, w)),
+    )
+    keep("sddmm", lambda x, y: jax_index.sddmm(graph, x, y), k, q)
+    keep("attention", lambda q, k, w: jax_index.graph_attention(graph, q, k, k, weights=w), q, k, w)
+    gat = jax_index.gat_attention
+    keep("gat", lambda h, r, a: gat(graph, h, r, a), k, q, draw(2, 2, 9))
+    keep("gat2", lambda h, r, a: gat(graph, h, r, a, version=2), k, q, draw(2, 9))
+
+
 def main():
     out = {}
     rng = np.random.default_rng(11)
@@ -78,6 +113,7 @@ def main():
     out["batched"] = digest(jax.vmap(lambda v: jax_index.scatter_add(v, plan))(batch))
     loss = lambda v: (jax_index.gather(v, plan) ** 3).sum()
     out["gradient of gather"] = digest(jax.grad(loss)(jnp.arange(3000.0) % 7))
+    graph_ops(out, rng, ids)
     json.dump({"target": _native.CPU.info.get("cpu_target", "none"), "digests": out}, sys.stdout)
 
 

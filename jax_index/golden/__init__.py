@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_index._graph import Graph
 from jax_index._plan import IndexPlan, make_plan
+from jax_index.ops import segments
+from jax_index.ops.attention import edge_softmax, gat_attention, graph_attention
 from jax_index.ops.convert import convert
+from jax_index.ops.matmul import sddmm, spmm
 from jax_index.ops.rows import gather, index_add, scatter_add
 
 FILE = Path(__file__).parent / "bits.json"
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 OTHERS = ("int8", "int32", "uint16", "complex64")
+SEGMENTS = ("sum", "mean", "max", "min", "prod", "var", "std", "softmax", "logsumexp")
 
 
 def hashed(count: int, seed: int) -> np.ndarray:
@@ -94,6 +99,64 @@ def cases() -> Iterator[Case]:
     for source, target in (("int32", "float32"), ("float32", "bfloat16"), ("float32", "float16")):
         x = jnp.asarray(values((4096,), source, 17))
         yield f"convert/{source}/{target}", partial(convert, x, target)
+    for pattern, plan in plans().items():
+        narrow = {"uniform": ["float16"], "dropped": ["bfloat16"]}.get(pattern, [])
+        for dtype in ("float32", *narrow):
+            yield from _together(f"{pattern}/{dtype}", _segments(plan, dtype))
+            yield from _together(f"{pattern}/{dtype}", _graphs(plan, dtype))
+
+
+# A function of arrays, and the arrays: its value, and the gradient with itself as the cotangent.
+Call = tuple[Callable[..., Any], list[Any]]
+
+
+def _together(name: str, calls: dict[str, Call]) -> Iterator[Case]:
+    """Yield a case for each call; all are compiled as one program."""
+
+    def run(arrays: dict[str, list[Any]]) -> dict[str, Any]:
+        return {op: _with_gradient(fn, arrays[op]) for op, (fn, _) in calls.items()}
+
+    compute = cache(lambda: jax.jit(run)({op: arrays for op, (_, arrays) in calls.items()}))
+    for op in calls:
+        yield f"{op}/{name}", lambda op=op: compute()[op]  # type: ignore[misc]
+
+
+def _with_gradient(fn: Callable[..., Any], arrays: list[Any]) -> Any:
+    out, back = jax.vjp(fn, *arrays)
+    return out, back(out)
+
+
+def _segments(plan: IndexPlan, dtype: str) -> dict[str, Call]:
+    y = jnp.asarray(values((plan.num_edges, 5), dtype, 19))
+    ops = {f"segment_{name}": getattr(segments, f"segment_{name}") for name in SEGMENTS}
+    return {name: (partial(op, segment_ids=plan), [y]) for name, op in ops.items()}
+
+
+def _graphs(plan: IndexPlan, dtype: str) -> dict[str, Call]:
+    m, n, k = plan.num_edges, plan.num_rows, 90
+    graph = Graph((hashed(m, 23) % np.uint64(k)).astype(np.int32), plan, num_senders=k)
+    draw = lambda seed, *shape, kind=dtype: jnp.asarray(values(shape, kind, seed))  # noqa: E731
+    q, x, v = draw(29, n, 2, 37), draw(31, k, 2, 37), draw(37, k, 2, 7)
+    weights, bias = draw(41, m, 2), draw(43, m, kind="float32")
+
+    def weighted(q: Any, x: Any, v: Any, b: Any, w: Any) -> Any:
+        options: dict[str, Any] = {"normalize": "sum", "denominator_offset": 1.0}
+        return graph_attention(graph, q, x, v, bias=b, weights=w, clip=(-4.0, 4.0), **options)
+
+    return {
+        "spmm": (partial(spmm, graph), [x]),
+        "spmm.weights": (partial(spmm, graph), [v, weights]),
+        "spmm.full": (partial(spmm, graph), [v, draw(47, m, 2, 7)]),
+        "sddmm": (partial(sddmm, graph), [x, q]),
+        "edge_softmax": (partial(edge_softmax, graph), [weights]),
+        "attention": (partial(graph_attention, graph), [q, x, v]),
+        "attention.sum": (weighted, [q, x, v, bias, weights]),
+        "gat": (partial(gat_attention, graph), [v, draw(53, n, 2, 7), draw(59, 2, 2, 7)]),
+        "gat2": (
+            partial(gat_attention, graph, version=2),
+            [v, draw(53, n, 2, 7), draw(61, 2, 7)],
+        ),
+    }
 
 
 def _rows(name: str, x: Any, y: Any, plan: IndexPlan) -> Iterator[Case]:
