@@ -207,6 +207,17 @@ def over_plans(
     return jax.vmap(inner, in_axes=(data_axes, plan_in), out_axes=at)(data, plan)
 
 
+def take_rows(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """Return rows of x, 0 where the index names none, in pure JAX; x may have no rows."""
+    shape = [1] * x.ndim
+    shape[axis] = index.shape[0]
+    if x.shape[axis] == 0:
+        return jnp.zeros((*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]), x.dtype)
+    inside = (index >= 0) & (index < x.shape[axis])
+    taken = jnp.take(x, jnp.where(inside, index, 0), axis=axis)
+    return jnp.where(inside.reshape(shape), taken, jnp.zeros((), x.dtype))
+
+
 def plan_axes_attribute(plan_axes: Shape) -> np.ndarray:
     """Return plan_axes in the form of a kernel attribute."""
     return np.asarray(plan_axes, np.int64)

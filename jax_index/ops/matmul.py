@@ -55,11 +55,11 @@ def _spmm_reference(
         indptr, perm, source = plan
         rest = list(data[1:])
         sender = jnp.zeros_like(source).at[perm].set(source, mode="drop")
-        y = jnp.take(data[0], sender, axis=axis, mode="clip")
+        y = _primitive.take_rows(data[0], sender, axis)
         weight = rest.pop(0) if p["weighted"] else 1
         if p["additive"]:
             owner = jnp.zeros_like(perm).at[perm].set(_owners(indptr, perm), mode="drop")
-            z = y + jnp.take(rest.pop(0), owner, axis=axis, mode="clip")
+            z = y + _primitive.take_rows(rest.pop(0), owner, axis)
             slopes = jnp.where(z >= 0, jnp.ones_like(z), p["slope"])
             y = slopes * (z if p["additive"] == 2 else 1)
         y = y * weight
@@ -278,10 +278,10 @@ def _sddmm_reference(x: Any, y: Any, *rest: Any, **p: Any) -> Any:
             if order is not None:
                 x_rows = jnp.zeros_like(x_rows).at[order].set(x_rows, mode="drop")
             there &= (x_rows >= 0) & (x_rows < x.shape[axis])
-            x = jnp.take(x, x_rows, axis=axis, mode="fill")
+            x = _primitive.take_rows(x, x_rows, axis)
         if y_rows is not None:
             there &= (y_rows >= 0) & (y_rows < y.shape[axis])
-            y = jnp.take(y, y_rows, axis=axis, mode="fill")
+            y = _primitive.take_rows(y, y_rows, axis)
         terms = att[0] * jnp.where(x + y >= 0, x + y, (x + y) * p["slope"]) if att else x * y
         out = jnp.sum(terms, axis=tuple(range(x.ndim - depth, x.ndim)))
         shape = [1] * out.ndim

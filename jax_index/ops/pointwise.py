@@ -81,13 +81,9 @@ def _reference(*operands: Any, function: str, by_row: Any, axis: int, dtype: Any
         there = None
         if plan:
             (index,) = plan
-            n = p["num_rows"]
-            there = (index >= 0) & (index < n)
-            index = jnp.where(there, index, 0)
-            if n == 0:
-                index = index[:0]
+            there = (index >= 0) & (index < p["num_rows"])
             data = [
-                jnp.take(d, index, axis=axis, mode="fill") if row else d
+                _primitive.take_rows(d, index, axis) if row else d
                 for d, row in zip(data, by_row, strict=True)
             ]
         if function.startswith("attention_"):

@@ -41,12 +41,13 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any,
         place = jnp.arange(perm.shape[0], dtype=jnp.int32)
         owner = jnp.searchsorted(indptr, place, side="right") - 1
         edge_row = jnp.zeros_like(place).at[perm].set(owner.astype(jnp.int32))
-        r = None if row is None else jnp.take(row, edge_row, axis=axis, mode="clip")
+        r = None if row is None else _primitive.take_rows(row, edge_row, axis)
         total = row_fold.row_sums([_MEANING[p["map"]](data[0], other, r)], plan, axis)
         if p["mean"]:
             shape = [1] * total.ndim
             shape[axis] = -1
-            total = total / jnp.maximum(jnp.diff(indptr), 1).reshape(shape)
+            count = jnp.maximum(jnp.diff(indptr), 1).astype(total.dtype)
+            total = total / count.reshape(shape)
         return total
 
     total = _primitive.over_plans(one, data, [indptr, perm], p["axis"], p["plan_axes"])
