@@ -41,9 +41,10 @@ def graph_ops(out, rng, receivers):
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     with_slope = lambda f, *a: (f(*a), jax.vjp(f, *a)[1](f(*a)))
 
+    calls, given = {}, {}
+
     def keep(name, fn, *arrays):
-        for k, leaf in enumerate(jax.tree.leaves(jax.jit(lambda *a: with_slope(fn, *a))(*arrays))):
-            out[f"{name}/{k}"] = digest(leaf)
+        calls[name], given[name] = fn, arrays
 
     plan, y = graph.receivers, draw(receivers.size, 3)
     tiny = rng.integers(0, 2**20, (receivers.size, 3), dtype=np.uint32).view(np.float32)
@@ -66,6 +67,10 @@ def graph_ops(out, rng, receivers):
     gat = jax_index.gat_attention
     keep("gat", lambda h, r, a: gat(graph, h, r, a), k, q, draw(2, 2, 9))
     keep("gat2", lambda h, r, a: gat(graph, h, r, a, version=2), k, q, draw(2, 9))
+    run = jax.jit(lambda given: {name: with_slope(f, *given[name]) for name, f in calls.items()})
+    for name, found in run(given).items():
+        for leaf_number, leaf in enumerate(jax.tree.leaves(found)):
+            out[f"{name}/{leaf_number}"] = digest(leaf)
 
 
 def main():
@@ -113,7 +118,7 @@ def main():
     out["batched"] = digest(jax.vmap(lambda v: jax_index.scatter_add(v, plan))(batch))
     loss = lambda v: (jax_index.gather(v, plan) ** 3).sum()
     out["gradient of gather"] = digest(jax.grad(loss)(jnp.arange(3000.0) % 7))
-    graph_ops(out, rng, ids)
+    graph_ops(out, rng, ids[:20_000])
     json.dump({"target": _native.CPU.info.get("cpu_target", "none"), "digests": out}, sys.stdout)
 
 
