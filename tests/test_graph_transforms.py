@@ -136,7 +136,7 @@ def test_no_op_and_no_gradient_computes_with_xla(rng, op, dtype):
         ct = cotangent(rng, op, graph, arrays)
         text = jax.jit(with_gradients(op)).lower(graph, arrays, ct).as_text()
     assert float_arithmetic(text) == []
-    assert text.count("custom_call") >= 2
+    assert text.count("custom_call") >= 1
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op != "spmm, no weights"])

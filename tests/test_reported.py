@@ -345,7 +345,7 @@ def plan_not_baked_into_program(device, rng):
         return jax.lax.scan(step, v, length=3)[0]
 
     for use in (lambda v, plan: gather(v, plan), scanned):
-        assert abs(length(100_000, use) - length(100, use)) < 200
+        assert abs(length(100_000, use) - length(100, use)) < 2000  # digits of shapes
 
 
 @case("hessian-exact")
