@@ -38,17 +38,14 @@ struct PointwiseArgs {
 };
 
 // The functions; their order is the numbering that Python uses.
-#define JI_POINTWISE(X)                                                                            \
-  X(Add)                                                                                           \
-  X(Subtract)                                                                                      \
-  X(Multiply)                                                                                      \
-  X(Divide)                                                                                        \
-  X(DivideOrZero)                                                                                  \
-  X(Exp) X(Log) X(Sqrt) X(Scale) X(ExpBelow) X(Softmax) X(SoftmaxGrad) X(LogSum) X(AddOffset)      \
-      X(AddConstant) X(TieShare) X(VarianceGrad) X(SqrtGrad) X(LeakyRelu) X(LeakyReluGrad) X(Clip) \
-          X(ClipGrad) X(AddLeakyRelu) X(AddLeakyReluGrad) X(AttentionScore) X(AttentionExp)        \
-              X(AttentionShare) X(AttentionNumerator) X(AttentionFactor) X(AttentionScoreGrad)     \
-                  X(AttentionRawGrad) X(Copy)
+// clang-format off
+#define JI_POINTWISE(X) \
+  X(Add) X(Subtract) X(Multiply) X(Divide) X(DivideOrZero) X(Exp) X(Log) X(Sqrt) X(Scale) \
+  X(ExpBelow) X(Softmax) X(SoftmaxGrad) X(LogSum) X(AddOffset) X(AddConstant) X(TieShare) \
+  X(VarianceGrad) X(SqrtGrad) X(LeakyRelu) X(LeakyReluGrad) X(Clip) X(ClipGrad) \
+  X(AddLeakyRelu) X(AddLeakyReluGrad) X(AttentionScore) X(AttentionExp) X(AttentionShare) \
+  X(AttentionNumerator) X(AttentionFactor) X(AttentionScoreGrad) X(AttentionRawGrad) X(Copy)
+// clang-format on
 
 enum class Function : i32 {
 #define JI_NAME(Name) k##Name,

@@ -323,7 +323,8 @@ def graph_attention(
 
     Determinism:
         Dots in the order of :func:`sddmm`, sums in that of :func:`spmm`, exp within one unit in the
-        last place: equal bits on every machine.
+        last place: equal bits on every machine. Of an array that is passed twice (as k and v, say)
+        JAX itself adds the two cotangents, as it does in derivatives of the gradient.
 
     Example:
         >>> import jax.numpy as jnp, jax_index

@@ -276,10 +276,10 @@ def _elementwise(function: str, *operands: Any, parameters: tuple[float, ...] = 
     return apply(function, operands, parameters=parameters).reshape(shape)
 
 
-def rows_only(x: jax.Array, plan: Any, fill: int = 0) -> jax.Array:
-    """Return edges x with `fill` at those of no row: nothing of theirs is computed with."""
+def rows_only(x: jax.Array, plan: Any) -> jax.Array:
+    """Return edges x with 0 at those of no row: nothing of theirs is computed with."""
     there = (plan.ids >= 0).reshape(-1, *[1] * (x.ndim - 1))
-    return jnp.where(there, x, jnp.asarray(fill, x.dtype))
+    return jnp.where(there, x, jnp.zeros((), x.dtype))
 
 
 # --- The differentiable functions, on arrays of one shape and dtype -------------------------------

@@ -71,8 +71,8 @@ def _product_bwd(saved: Any, ct: Any) -> Any:
     data, plan = saved
     if ct.dtype == jax.dtypes.float0:
         return None, None
-    others = _others(pointwise.rows_only(data, plan, 1), plan)
-    return pointwise.rows_only(pointwise.multiply(rows.gather(ct, plan), others), plan), None
+    grad = pointwise.multiply(rows.gather(ct, plan), _others(data, plan))
+    return pointwise.rows_only(grad, plan), None
 
 
 product.defvjp(_product_fwd, _product_bwd)
