@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -224,7 +225,8 @@ def test_the_target_of_the_cpu_can_be_named():
 
 def lowered(platform):
     plan = jax_index.make_plan([1, 1, 0], 2)
-    program = jax.jit(lambda x: jax_index.scatter_add(jax_index.gather(x, plan), plan))
+    gather = partial(jax_index.gather, plan=plan, lowering="kernel")
+    program = jax.jit(lambda x: jax_index.scatter_add(gather(x), plan))
     return program.trace(jnp.ones(2)).lower(lowering_platforms=(platform,)).as_text()
 
 
