@@ -3,7 +3,7 @@
 // rows of edges or, looked up through ids, rows of nodes; it may have one element for a group of
 // neighbouring columns. Between the sums of a fused op and of its derivatives stands nothing else.
 //
-// A function is a struct below and its name in JI_POINTWISE; jax_index/ops/exact.py calls it.
+// A function is a struct below and its name in JI_POINTWISE; jax_index/ops/pointwise.py calls it.
 #pragma once
 
 #include "core/math.h"
