@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from bench.columns import COLUMNS
+from bench.style import INK, STYLE, metadata
 
-INK = "#7a828e"  # contrast above 3.8 : 1 on white and on GitHub's dark page
 COLOURS = {
     "host": "#9aa2ad",
     "xla": "#d08700",
@@ -31,17 +31,7 @@ SPARE_COLOUR = "#8957e5"
 def draw(result: dict[str, Any], path: Path) -> None:
     """Write training and inference times and the loss of the columns that ran."""
     names = [name for name, record in result["columns"].items() if "error" not in record]
-    style = {
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "font.size": 10,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "jax_index",
-    }
-    with plt.rc_context(style):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 3, figsize=(13, 3.9), layout="constrained")
         _bars(axes[0], result, names, "train_ms", "training, ms per step")
         _bars(axes[1], result, names, "infer_p50_ms_per_scenario", "inference p50, ms per scenario")
@@ -54,13 +44,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             f"{machine['time'][:10]}",
             fontsize=11,
         )
-        figure.savefig(path, transparent=True, dpi=160, metadata=_no_date(path))
+        figure.savefig(path, transparent=True, dpi=160, metadata=metadata(path))
         plt.close(figure)
-
-
-def _no_date(path: Path) -> dict[str, None] | None:
-    """The same record draws the same file."""
-    return {"Date": None} if path.suffix == ".svg" else None
 
 
 def _bars(ax: Axes, result: dict[str, Any], names: list[str], key: str, title: str) -> None:

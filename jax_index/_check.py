@@ -84,6 +84,22 @@ PLAN_FIX = "Use the plan that was made for these ids, or pass another axis."
 GRAPH_FIX = "Use the graph that was made for these nodes and edges."
 
 
+def int32_leaf(
+    op: str, argument: str, leaf: Any, shape: tuple[int, ...], kind: str, maker: str
+) -> None:
+    """Check an array of a plan or graph (`kind`), which `maker` made."""
+    if getattr(leaf, "shape", None) == shape and leaf.dtype == np.int32:
+        return
+    stacked = getattr(leaf, "ndim", 0) == len(shape) + 1
+    fix = (
+        f"A stacked {kind} goes through jax.vmap or jax.lax.scan."
+        if stacked
+        else f"Pass the {kind} as {maker} returned it."
+    )
+    expected = f"an int32 array of shape {shape}"
+    fail(TypeError, op, argument, expected, describe(leaf), fix)
+
+
 def rows(
     op: str,
     argument: str,

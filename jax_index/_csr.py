@@ -60,7 +60,7 @@ def from_bounds(bounds: np.ndarray) -> HostArrays:
     else:
         ids[:] = np.repeat(np.arange(bounds.size - 1), np.diff(indptr))
         perm[:] = np.arange(m)
-        identity, no_long_row = True, _fill_tasks(indptr, tasks)
+        identity, no_long_row = True, fill_tasks(indptr, tasks)
     pairs = tasks.reshape(-1, 2)
     return HostArrays(ids, indptr, perm, pairs, bool(identity), bool(no_long_row), -1)
 
@@ -82,10 +82,11 @@ def _build_numpy(
     indptr[0] = 0
     np.cumsum(np.bincount(rows, minlength=num_rows + 1)[:num_rows], out=indptr[1:])
     identity = bool((np.diff(rows) >= 0).all())
-    return first_bad, identity, _fill_tasks(indptr, tasks)
+    return first_bad, identity, fill_tasks(indptr, tasks)
 
 
-def _fill_tasks(indptr: np.ndarray, tasks: np.ndarray) -> bool:
+def fill_tasks(indptr: np.ndarray, tasks: np.ndarray) -> bool:
+    """Write the schedule of long rows; return whether there is none."""
     lengths = np.diff(indptr)
     giant = np.flatnonzero(lengths > GROUP)
     long = np.flatnonzero((lengths > LONG_ROW) & (lengths <= GROUP))

@@ -241,6 +241,16 @@ def concrete_ids(op: str, plan: IndexPlan, use: str, argument: str = "") -> np.n
     return _ids.host_ids(op, plan.ids, name)
 
 
+def one_row(num_edges: int) -> IndexPlan:
+    """Return the plan of edges that all belong to one row; made in a traced program, unsorted."""
+    tasks = np.empty(2 * num_tasks(num_edges), np.int32)
+    bounds = np.array([0, num_edges], np.int32)
+    no_long_row = _csr.fill_tasks(bounds, tasks)
+    ids, perm = jnp.zeros(num_edges, jnp.int32), jax.lax.iota(jnp.int32, num_edges)
+    pairs = jnp.asarray(tasks.reshape(-1, 2))
+    return IndexPlan(ids, jnp.asarray(bounds), perm, pairs, 1, num_edges, True, no_long_row)
+
+
 def check_leaves(op: str, plan: IndexPlan, argument: str = "plan") -> None:
     """Check that the arrays of a plan still are those of one plan."""
     m, n = plan.num_edges, plan.num_rows
@@ -251,15 +261,7 @@ def check_leaves(op: str, plan: IndexPlan, argument: str = "plan") -> None:
         ("tasks", plan.tasks, (num_tasks(m), 2)),
     )
     for name, leaf, shape in leaves:
-        if getattr(leaf, "shape", None) != shape or leaf.dtype != np.int32:
-            stacked = getattr(leaf, "ndim", 0) == len(shape) + 1
-            fix = (
-                "A stacked plan goes through jax.vmap or jax.lax.scan."
-                if stacked
-                else "Pass the plan as make_plan returned it."
-            )
-            expected = f"an int32 array of shape {shape}"
-            _check.fail(TypeError, op, f"{argument}.{name}", expected, _check.describe(leaf), fix)
+        _check.int32_leaf(op, f"{argument}.{name}", leaf, shape, "plan", "make_plan")
 
 
 def pad(op: str, plan: IndexPlan, num_edges: Any, num_rows: Any, argument: str = "") -> IndexPlan:

@@ -207,15 +207,19 @@ def over_plans(
     return jax.vmap(inner, in_axes=(data_axes, plan_in), out_axes=at)(data, plan)
 
 
-def take_rows(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """Return rows of x, 0 where the index names none, in pure JAX; x may have no rows."""
-    shape = [1] * x.ndim
-    shape[axis] = index.shape[0]
+def along(vector: jax.Array, ndim: int, axis: int = 0) -> jax.Array:
+    """Return a vector as an array of `ndim` axes that varies along one of them."""
+    return jnp.expand_dims(vector, [d for d in range(ndim) if d != axis])
+
+
+def take_rows(x: jax.Array, index: jax.Array, axis: int, fill: Any = 0) -> jax.Array:
+    """Return rows of x, `fill` where the index names none, in pure JAX; x may have no rows."""
+    filler = jnp.asarray(fill, x.dtype)
     if x.shape[axis] == 0:
-        return jnp.zeros((*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]), x.dtype)
+        return jnp.full((*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]), filler)
     inside = (index >= 0) & (index < x.shape[axis])
-    taken = jnp.take(x, jnp.where(inside, index, 0), axis=axis)
-    return jnp.where(inside.reshape(shape), taken, jnp.zeros((), x.dtype))
+    taken = jnp.take(x, jnp.where(inside, index, 0), axis=axis, mode="clip")
+    return jnp.where(along(inside, x.ndim, axis), taken, filler)
 
 
 def plan_axes_attribute(plan_axes: Shape) -> np.ndarray:

@@ -28,26 +28,38 @@ def widen(y):
     return y.astype(np.float32) if is_narrow(y.dtype) else y
 
 
-def fold(items, lengths):
-    """Sum `lengths[i]` consecutive items for each row i in the documented order."""
-    items = np.asarray(items)
+def rows_of(ids, num_rows):
+    """The edges that belong to rows, by row and in stable order, and the lengths of the rows."""
+    ids = np.asarray(ids).astype(np.int64)
+    kept = np.flatnonzero((ids >= 0) & (ids < num_rows))
+    order = kept[np.argsort(ids[kept], kind="stable")]
+    return order, np.bincount(ids[kept], minlength=num_rows)[:num_rows]
+
+
+def fold(lengths, step, start, combine=np.add):
+    """Fold rows: step(total, positions) inside of a chunk of 32, then `combine` of chunk results.
+
+    `start` has the shape and dtype of one element of a row: every chunk begins with it.
+    """
     lengths = np.asarray(lengths, np.int64)
-    first = True
-    while first or lengths.max(initial=0) > 1:
-        first = False
+    items = None
+    while items is None or lengths.max(initial=0) > 1:
         starts = np.cumsum(lengths) - lengths
         chunks = -(-lengths // CHUNK)
         row = np.repeat(np.arange(lengths.size), chunks)
         place = np.arange(row.size) - np.repeat(np.cumsum(chunks) - chunks, chunks)
         begin = starts[row] + CHUNK * place
         size = np.minimum(CHUNK, lengths[row] - CHUNK * place)
-        total = np.zeros((row.size, *items.shape[1:]), items.dtype)
+        total = np.broadcast_to(start, (row.size, *start.shape)).copy()
         with np.errstate(all="ignore"):
             for j in range(size.max(initial=0)):
                 some = np.flatnonzero(size > j)
-                total[some] = total[some] + items[begin[some] + j]
+                at = begin[some] + j
+                total[some] = (
+                    step(total[some], at) if items is None else combine(total[some], items[at])
+                )
         items, lengths = total, chunks
-    out = np.zeros((lengths.size, *items.shape[1:]), items.dtype)
+    out = np.broadcast_to(start, (lengths.size, *start.shape)).copy()
     out[lengths == 1] = items
     return out
 
@@ -55,13 +67,11 @@ def fold(items, lengths):
 def row_sums(y, ids, num_rows):
     """Row sums in the accumulator type, and the number of edges of each row."""
     y = np.asarray(y)
-    ids = np.asarray(ids).astype(np.int64)
-    kept = np.flatnonzero((ids >= 0) & (ids < num_rows))
-    order = kept[np.argsort(ids[kept], kind="stable")]
-    lengths = np.bincount(ids[kept], minlength=num_rows)[:num_rows]
-    if y.dtype.name in ("int2", "uint2", "int4", "uint4"):
-        return fold(y.astype(np.int64)[order], lengths), lengths
-    return fold(widen(y)[order], lengths), lengths
+    order, lengths = rows_of(ids, num_rows)
+    small = y.dtype.name in ("int2", "uint2", "int4", "uint4")
+    items = (y.astype(np.int64) if small else widen(y))[order]
+    start = np.zeros(items.shape[1:], items.dtype)
+    return fold(lengths, lambda total, at: total + items[at], start), lengths
 
 
 def narrow(value, dtype):

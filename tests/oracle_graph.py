@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .oracle import CHUNK, narrow, widen
+from .oracle import fold, narrow, rows_of, widen
 
 LANES = 32
 SUB_BYTE = ("int2", "uint2", "int4", "uint4")
@@ -50,42 +50,6 @@ def _fma64(a, b, c):
             else 0
         )
         out[k] = float(total) if exact and total else a[k] * b[k] + c[k]
-    return out
-
-
-def rows_of(ids, num_rows):
-    """The edges that belong to rows, by row and in stable order, and the lengths of the rows."""
-    ids = np.asarray(ids).astype(np.int64)
-    kept = np.flatnonzero((ids >= 0) & (ids < num_rows))
-    order = kept[np.argsort(ids[kept], kind="stable")]
-    return order, np.bincount(ids[kept], minlength=num_rows)[:num_rows]
-
-
-def fold(lengths, step, start, combine=np.add):
-    """Fold rows: step(total, positions) inside of a chunk of 32, then `combine` of chunk results.
-
-    `start` has the shape and dtype of one element of a row: every chunk begins with it.
-    """
-    lengths = np.asarray(lengths, np.int64)
-    items = None
-    while items is None or lengths.max(initial=0) > 1:
-        starts = np.cumsum(lengths) - lengths
-        chunks = -(-lengths // CHUNK)
-        row = np.repeat(np.arange(lengths.size), chunks)
-        place = np.arange(row.size) - np.repeat(np.cumsum(chunks) - chunks, chunks)
-        begin = starts[row] + CHUNK * place
-        size = np.minimum(CHUNK, lengths[row] - CHUNK * place)
-        total = np.broadcast_to(start, (row.size, *start.shape)).copy()
-        with np.errstate(all="ignore"):
-            for j in range(size.max(initial=0)):
-                some = np.flatnonzero(size > j)
-                at = begin[some] + j
-                total[some] = (
-                    step(total[some], at) if items is None else combine(total[some], items[at])
-                )
-        items, lengths = total, chunks
-    out = np.broadcast_to(start, (lengths.size, *start.shape)).copy()
-    out[lengths == 1] = items
     return out
 
 

@@ -16,18 +16,8 @@ from matplotlib.axes import Axes
 
 from bench.citations.attention import COLUMNS
 from bench.citations.report import PUBLISHED, percent
-from bench.plot import COLOURS, INK
-
-STYLE = {
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 10,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "jax_index",
-}
+from bench.plot import COLOURS
+from bench.style import INK, STYLE, metadata
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -48,9 +38,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             f"jax {machine['versions'].get('jax')}, {machine['time'][:10]}",
             fontsize=11,
         )
-        # No date in the file: the same record draws the same one.
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, transparent=True, dpi=160, metadata=metadata)
+        figure.savefig(path, transparent=True, dpi=160, metadata=metadata(path))
         plt.close(figure)
 
 

@@ -21,9 +21,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 
 from bench.kernels.peers import SUBJECT, TITLES
 from bench.kernels.table import count
+from bench.style import INK, STYLE, metadata
 
 Record = dict[str, Any]
-INK = "#7a828e"  # contrast above 3.8 : 1 on white and on GitHub's dark page
 COLOURS = {
     SUBJECT: "#2f81f7",
     "xla": "#d08700",
@@ -38,16 +38,6 @@ COLOURS = {
 }
 MARKERS = {"xla": "o", "xla-sorted": "v", "xla-deterministic": "X", "torch-select": "s"}
 MARKERS |= {"torch-add": "s", "torch-deterministic": "P", "torch-segment": "D", "scipy": "^"}
-STYLE = {
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 10,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "jax_index",
-}
 OPS = ("gather", "scatter_add")
 
 
@@ -67,9 +57,7 @@ def save(result: Record, stem: str, charts: Any, folder: Path, kind: str) -> lis
             if figure is None:
                 continue
             path = folder / f"{stem}-{name}-{result['device']['backend']}.{kind}"
-            # The same record draws the same file.
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(path, transparent=True, dpi=160, metadata=metadata)
+            figure.savefig(path, transparent=True, dpi=160, metadata=metadata(path))
             plt.close(figure)
             written.append(path)
     return written

@@ -19,7 +19,7 @@ from jax_index._graph import Graph
 from jax_index.ops import pointwise, reductions, rows, segment_extremum
 from jax_index.ops.attention_scores import additive_scores, expand, reduce_product
 from jax_index.ops.convert import convert
-from jax_index.ops.graph_arguments import check_graph, compute_dtype, per_edge
+from jax_index.ops.graph_arguments import check_graph, computed, per_edge, stored
 from jax_index.ops.matmul import dots, edge_dots, products, weighted_sum
 from jax_index.ops.pointwise import wide
 
@@ -227,10 +227,6 @@ def _edge_arrays(op: str, graph: Graph, shape: tuple[int, ...], dtype: Any, **gi
     return tuple(out)
 
 
-def _kernel(value: jax.Array, dtype: Any) -> jax.Array:
-    return convert(convert(value, dtype), compute_dtype(dtype))
-
-
 def edge_softmax(graph: Graph, scores: Any) -> jax.Array:
     """Normalise scores over the edges that enter a node: ``exp(s - m) / Σ exp(s - m)``.
 
@@ -268,9 +264,8 @@ def edge_softmax(graph: Graph, scores: Any) -> jax.Array:
         expected = f"an array [{graph.num_edges}, ...]"
         _check.fail(ValueError, op, "scores", expected, "a scalar", fix)
     _check.rows(op, "scores", scores, 0, graph.num_edges, "one for each edge", _check.GRAPH_FIX)
-    reductions.check_real(op, scores, "scores")
     scores, graph = _primitive.align_varying(scores, graph)
-    return reductions.reduce(op, reductions.softmax_rule, scores, graph.receivers)
+    return reductions.reduce(op, reductions.softmax_rule, scores, graph.receivers, "scores")
 
 
 def graph_attention(
@@ -358,9 +353,9 @@ def graph_attention(
         bias=bias,
         weights=weights,
     )
-    q, k, v = (_kernel(x, dtype) for x in (q, k, v))
+    q, k, v = (computed(x, dtype) for x in (q, k, v))
     graph, q, k, v, edges = _primitive.align_varying(graph, q, k, v, edges)
-    return convert(_dot_attention_jit(graph, q, k, v, edges, static), dtype)
+    return stored(_dot_attention_jit(graph, q, k, v, edges, static), dtype)
 
 
 def gat_attention(
@@ -449,7 +444,7 @@ def gat_attention(
         bias=bias,
         weights=weights,
     )
-    h_s, h_r, att = (_kernel(x, dtype) for x in (h_s, h_r, att))
+    h_s, h_r, att = (computed(x, dtype) for x in (h_s, h_r, att))
     graph, h_s, h_r, att, edges = _primitive.align_varying(graph, h_s, h_r, att, edges)
     form = (_number(op, "slope", slope), int(version))
-    return convert(_gat_jit(graph, h_s, h_r, att, edges, static, form), dtype)
+    return stored(_gat_jit(graph, h_s, h_r, att, edges, static, form), dtype)

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jax_index import _plan, _primitive
 from jax_index._fused import fused
 from jax_index._graph import Graph
-from jax_index._plan import GROUP, LONG_ROW, num_tasks
 from jax_index.ops import pointwise, rows
 from jax_index.ops.convert import convert
-from jax_index.ops.matmul import additive_sums, dots, spmm_p
+from jax_index.ops.matmul import additive_sums, dots, row_products
 from jax_index.ops.pointwise import wide
 
 # --- Axes that an operand shares ------------------------------------------------------------------
@@ -104,7 +103,7 @@ def _total(ct: jax.Array, h: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
     lead, (heads, depth) = h.shape[:-2], h.shape[-2:]
     count = math.prod(lead)
-    there = jnp.broadcast_to((nodes >= 0).reshape(lead[0], *[1] * (len(lead) - 1)), lead)
+    there = jnp.broadcast_to(_primitive.along(nodes >= 0, len(lead)), lead)
     place = nodes_where(there.reshape(count))
     return _one_row(h.reshape(count, heads, depth), ct.reshape(count, heads), place)
 
@@ -125,30 +124,8 @@ _total.defvjp(
 
 def _one_row(x: jax.Array, weights: Any, source: Any = None) -> jax.Array:
     """Sum weights times x over the first axis, as the edges of one row; -1 in `source`: without."""
-    m = x.shape[0]
-    count = -(-m // GROUP) if m > LONG_ROW else 0
-    task = np.arange(num_tasks(m), dtype=np.int32)
-    tasks = jnp.asarray(np.where(task[:, None] < count, np.stack([0 * task, task], -1), -1))
-    place = jax.lax.iota(jnp.int32, m)
-    out, _ = spmm_p.bind(
-        x,
-        jnp.zeros(m, jnp.int32),
-        jnp.asarray(np.array([0, m], np.int32)),
-        place,
-        tasks.astype(jnp.int32),
-        place if source is None else source,
-        *([] if weights is None else [weights]),
-        axis=0,
-        plan_axes=(),
-        identity=True,
-        no_long_row=count == 0,
-        weighted=weights is not None,
-        divided=False,
-        additive=0,
-        slope=0.0,
-        dtype=x.dtype,
-    )
-    return out[0]
+    plan = _plan.one_row(x.shape[0])
+    return row_products(plan, plan.perm if source is None else source, x, weights)[0]
 
 
 # --- Additive scores ------------------------------------------------------------------------------

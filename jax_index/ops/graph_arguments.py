@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_index import _check, _plan
 from jax_index._graph import Graph
@@ -23,17 +22,12 @@ def check_graph(op: str, graph: Any) -> Graph:
     _plan.check_leaves(op, graph.senders, "graph.senders")
     _plan.check_leaves(op, graph.receivers, "graph.receivers")
     shape = (graph.receivers.num_edges,)
-    for name in ("senders.ids", "sender_of", "receiver_of"):
-        leaf = graph.senders.ids if name == "senders.ids" else getattr(graph, name)
-        if getattr(leaf, "shape", None) != shape or leaf.dtype != np.int32:
-            stacked = getattr(leaf, "ndim", 0) == 2
-            fix = (
-                "A stacked graph goes through jax.vmap or jax.lax.scan."
-                if stacked
-                else "Pass the graph as Graph returned it."
-            )
-            expected = f"an int32 array of shape {shape}"
-            _check.fail(TypeError, op, f"graph.{name}", expected, _check.describe(leaf), fix)
+    for name, leaf in (
+        ("senders.ids", graph.senders.ids),
+        ("sender_of", graph.sender_of),
+        ("receiver_of", graph.receiver_of),
+    ):
+        _check.int32_leaf(op, f"graph.{name}", leaf, shape, "graph", "Graph")
     return graph
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jax_index import _check, _primitive
 from jax_index._graph import Graph
+from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, row_fold
 from jax_index.ops.graph_arguments import check_graph, computed, numeric, per_edge, stored
 
@@ -58,26 +59,18 @@ def _spmm_reference(
         y = _primitive.take_rows(data[0], sender, axis)
         weight = rest.pop(0) if p["weighted"] else 1
         if p["additive"]:
-            owner = jnp.zeros_like(perm).at[perm].set(_owners(indptr, perm), mode="drop")
-            z = y + _primitive.take_rows(rest.pop(0), owner, axis)
+            z = y + _primitive.take_rows(rest.pop(0), row_fold.edge_rows(indptr, perm), axis)
             slopes = jnp.where(z >= 0, jnp.ones_like(z), p["slope"])
             y = slopes * (z if p["additive"] == 2 else 1)
         y = y * weight
         total = row_fold.row_sums([y], (indptr, perm), axis)
         if p["divided"]:
-            divisor = rest.pop(0)
-            total = jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
+            total = pointwise.plain_divide_or_zero(total, rest.pop(0))
         return total
 
     plan = [indptr, perm, source]
     out = _primitive.over_plans(one, data, plan, p["axis"], p["plan_axes"]).astype(p["dtype"])
     return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
-
-
-def _owners(indptr: Any, perm: Any) -> Any:
-    """Return the row at each position of the CSR."""
-    place = jnp.arange(perm.shape[0], dtype=jnp.int32)
-    return (jnp.searchsorted(indptr, place, side="right") - 1).astype(jnp.int32)
 
 
 def _is_float(dtype: Any) -> bool:
@@ -128,8 +121,7 @@ def products(
     dtype: Any = None,
 ) -> jax.Array:
     """Sum weights times rows of senders into receivers; divided where asked; no derivative."""
-    divided = divisor is not None
-    return _bind_spmm(graph, x, weights, divisor, dtype, divided=divided, additive=0, slope=0.0)
+    return row_products(graph.receivers, graph.sender_of, x, weights, divisor, dtype)
 
 
 def additive_sums(
@@ -139,27 +131,40 @@ def additive_sums(
 
     The function is leaky_relu with `values`, else its slope at z.
     """
-    kind = 2 if values else 1
-    return _bind_spmm(graph, x, weights, y, dtype, divided=False, additive=kind, slope=slope)
+    additive = 2 if values else 1
+    return row_products(
+        graph.receivers, graph.sender_of, x, weights, y, dtype, additive=additive, slope=slope
+    )
 
 
-def _bind_spmm(
-    graph: Graph, x: jax.Array, weights: Any, row: Any, dtype: Any, **p: Any
+def row_products(
+    plan: IndexPlan,
+    source: jax.Array,
+    x: jax.Array,
+    weights: Any,
+    row: Any = None,
+    dtype: Any = None,
+    *,
+    additive: int = 0,
+    slope: float = 0.0,
 ) -> jax.Array:
-    plan, sender_of = graph.receivers, graph.sender_of
+    """Sum weights times rows `source` of x, by position in the plan's rows; no derivative.
+
+    `row` is what the sums are divided by or, where `additive` (1 the slope, 2 the value), what is
+    added to the rows of x under leaky_relu.
+    """
     out, _ = spmm_p.bind(
         x,
         *plan.arrays,
-        sender_of,
+        source,
         *([] if weights is None else [weights]),
         *([] if row is None else [row]),
-        axis=0,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan),
         weighted=weights is not None,
+        divided=row is not None and not additive,
+        additive=additive,
+        slope=slope,
         dtype=jnp.dtype(dtype or x.dtype),
-        **p,
     )
     return out
 
@@ -284,9 +289,7 @@ def _sddmm_reference(x: Any, y: Any, *rest: Any, **p: Any) -> Any:
             y = _primitive.take_rows(y, y_rows, axis)
         terms = att[0] * jnp.where(x + y >= 0, x + y, (x + y) * p["slope"]) if att else x * y
         out = jnp.sum(terms, axis=tuple(range(x.ndim - depth, x.ndim)))
-        shape = [1] * out.ndim
-        shape[axis] = -1
-        return jnp.where(there.reshape(shape), out, 0)
+        return jnp.where(_primitive.along(there, out.ndim, axis), out, 0)
 
     data = [v.astype(wide) for v in (x, y, *([] if att is None else [att]))]
     out = _primitive.over_plans(one, data, list(indices), p["axis"], p["plan_axes"])

@@ -92,24 +92,25 @@ def _reference(*operands: Any, function: str, by_row: Any, axis: int, dtype: Any
         else:
             out = _MEANING[function](*data, *p["parameters"])
         if there is not None:
-            shape = [1] * out.ndim
-            shape[axis] = there.shape[0]
-            out = jnp.where(there.reshape(shape), out, 0)
+            out = jnp.where(_primitive.along(there, out.ndim, axis), out, 0)
         return out
 
     out = _primitive.over_plans(one, data, list(ids), axis, p["plan_axes"])
     return [out.astype(dtype)]
 
 
-def _or_zero(a: Any, b: Any) -> Any:
+def plain_divide_or_zero(a: Any, b: Any) -> Any:
+    """Return a / b, 0 where b is 0, in pure JAX."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
-def _exp_below(x: Any, m: Any) -> Any:
+def plain_exp_below(x: Any, m: Any) -> Any:
+    """Return exp(x - m), 0 where m is -inf, in pure JAX."""
     return jnp.where(jnp.isneginf(m), 0, jnp.exp(x - jnp.where(jnp.isneginf(m), 0, m)))
 
 
-def _tie(x: Any, r: Any) -> Any:
+def plain_tie(x: Any, r: Any) -> Any:
+    """Whether x is r, NaN too, in pure JAX."""
     return (x == r) | (jnp.isnan(x) & jnp.isnan(r))
 
 
@@ -118,20 +119,20 @@ _MEANING: dict[str, Any] = {
     "subtract": jnp.subtract,
     "multiply": jnp.multiply,
     "divide": jnp.divide,
-    "divide_or_zero": _or_zero,
+    "divide_or_zero": plain_divide_or_zero,
     "exp": jnp.exp,
     "log": jnp.log,
     "sqrt": jnp.sqrt,
     "scale": lambda x, c: x * c,
-    "exp_below": _exp_below,
-    "softmax": lambda x, m, z: _or_zero(_exp_below(x, m), z),
+    "exp_below": plain_exp_below,
+    "softmax": lambda x, m, z: plain_divide_or_zero(plain_exp_below(x, m), z),
     "softmax_grad": lambda a, da, delta: a * (da - delta),
     "log_sum": lambda m, z: jnp.where(z == 0, m, m + jnp.log(jnp.where(z == 0, 1, z))),
     "add_offset": lambda z, m, offset: z + offset * jnp.exp(-m),
     "add_constant": lambda x, c: x + c,
-    "tie_share": lambda x, r, ct, n: jnp.where(_tie(x, r), ct / n, 0),
+    "tie_share": lambda x, r, ct, n: jnp.where(plain_tie(x, r), ct / n, 0),
     "variance_grad": lambda x, mean, ct, n: ct * 2 * (x - mean) / n,
-    "sqrt_grad": lambda s, ct: _or_zero(ct, s * 2),
+    "sqrt_grad": lambda s, ct: plain_divide_or_zero(ct, s * 2),
     "leaky_relu": lambda x, slope: jnp.where(x >= 0, x, x * slope),
     "leaky_relu_grad": lambda x, ct, slope: jnp.where(x >= 0, ct, ct * slope),
     "clip": lambda x, low, high: jnp.clip(x, low, high),
@@ -151,13 +152,13 @@ def _attention(
     score = v["raw"] * scale * v.get("multiplier", 1) + v.get("bias", 0)
     inside = (score >= low) & (score <= high)
     s = jnp.clip(score, low, high)
-    p = _exp_below(s, v.get("max", jnp.zeros((), s.dtype)))
+    p = plain_exp_below(s, v.get("max", jnp.zeros((), s.dtype)))
     if function in ("attention_score", "attention_exp", "attention_numerator"):
         numerator = p * v.get("weight", 1)
         return {"attention_score": s, "attention_exp": p, "attention_numerator": numerator}[
             function
         ]
-    share = _or_zero(p, v["sum"])
+    share = plain_divide_or_zero(p, v["sum"])
     if function == "attention_share":
         return share
     if function == "attention_factor":
@@ -278,7 +279,7 @@ def _elementwise(function: str, *operands: Any, parameters: tuple[float, ...] = 
 
 def rows_only(x: jax.Array, plan: Any) -> jax.Array:
     """Return edges x with 0 at those of no row: nothing of theirs is computed with."""
-    there = (plan.ids >= 0).reshape(-1, *[1] * (x.ndim - 1))
+    there = _primitive.along(plan.ids >= 0, x.ndim)
     return jnp.where(there, x, jnp.zeros((), x.dtype))
 
 

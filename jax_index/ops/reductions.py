@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _storage
+from jax_index import _check, _primitive, _storage
 from jax_index._fused import fused
 from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, rows, segment_extremum, segment_prod
@@ -47,11 +47,13 @@ def _mean_dtype(dtype: Any, x64: bool) -> Any:
     return of(dtype) if jnp.issubdtype(of(dtype), jnp.inexact) else of(jnp.dtype("int8"))
 
 
-def reduce(op: str, rule: Any, data: jax.Array, plan: IndexPlan) -> jax.Array:
+def reduce(
+    op: str, rule: Any, data: jax.Array, plan: IndexPlan, argument: str = "data"
+) -> jax.Array:
     """Apply a rule for floats of 16 bits and more, in jnp.mean's dtype."""
     if rule is mean_rule and jnp.issubdtype(data.dtype, jnp.complexfloating):
         return _complex_mean_jit(data, plan)
-    check_real(op, data)
+    check_real(op, data, argument)
     x64 = getattr(jax.config, "jax_enable_x64", False)
     return _reduce_jit(rule, _mean_dtype(data.dtype, x64), data, plan)
 
@@ -235,7 +237,7 @@ def _extremum_jit(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array
     out = segment_extremum.extremum(stored, plan, smallest)
     if stored.dtype != dtype:
         # The identity is that of the dtype, not of the one it is stored in.
-        empty = (plan.indptr[1:] <= plan.indptr[:-1]).reshape(-1, *[1] * (out.ndim - 1))
+        empty = _primitive.along(plan.indptr[1:] <= plan.indptr[:-1], out.ndim)
         none = segment_extremum.identity(dtype, smallest).astype(stored.dtype)
         out = jnp.where(empty, none, out)
     return convert(out, dtype) if narrow else _storage.decode(out, data)

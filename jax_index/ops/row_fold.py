@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_index import _primitive
-from jax_index._plan import GROUP
+from jax_index._plan import GROUP, IndexPlan
 
 
 def batch(op: str, num_data: int, operands: list[Any], axes: list[Any], **p: Any) -> Any:
@@ -62,18 +62,46 @@ def plan_attributes(axis: int, plan_axes: Any, identity: bool, no_long_row: bool
     }
 
 
-def row_sums(data: Any, plan: Any, axis: int) -> Any:
-    """Sum rows in pure JAX: data [y], plan (indptr, perm)."""
-    (y,), (indptr, perm) = data, plan
+def walk(plan: IndexPlan, axis: int = 0) -> dict[str, Any]:
+    """Return the parameters of a primitive that walks the rows of one plan."""
+    return {
+        "axis": axis,
+        "plan_axes": (),
+        "identity": plan.identity,
+        "no_long_row": plan.no_long_row,
+    }
+
+
+# --- Pure JAX -----------------------------------------------------------------------------------
+
+
+def _owners(indptr: Any, perm: Any) -> Any:
+    """Return the row at each position of the CSR."""
+    place = jnp.arange(perm.shape[0], dtype=jnp.int32)
+    return (jnp.searchsorted(indptr, place, side="right") - 1).astype(jnp.int32)
+
+
+def edge_rows(indptr: Any, perm: Any) -> Any:
+    """Return the row of each edge; of an edge that belongs to none, whatever."""
+    return jnp.zeros_like(perm).at[perm].set(_owners(indptr, perm), mode="drop")
+
+
+def folded(y: Any, plan: Any, axis: int, start: Any, method: str) -> Any:
+    """Fold the rows of y from `start` by a method of ``jnp.ndarray.at``; plan (indptr, perm)."""
+    indptr, perm = plan
     n, m = indptr.shape[0] - 1, perm.shape[0]
-    place = jnp.arange(m, dtype=jnp.int32)
-    row = jnp.searchsorted(indptr, place, side="right") - 1
-    row = jnp.where(place < indptr[n], row, n)
-    wide = wide_sums(y)
-    ordered = jnp.take(jnp.moveaxis(wide, axis, 0), perm, axis=0, mode="clip")
-    total = jnp.zeros((n, *ordered.shape[1:]), wide.dtype)
-    total = total.at[row].add(ordered, mode="drop", indices_are_sorted=True)
+    inside = jnp.arange(m, dtype=jnp.int32) < indptr[n]
+    row = jnp.where(inside, _owners(indptr, perm), n)
+    ordered = jnp.take(jnp.moveaxis(y, axis, 0), perm, axis=0, mode="clip")
+    total = jnp.full((n, *ordered.shape[1:]), start, y.dtype)
+    total = getattr(total.at[row], method)(ordered, mode="drop", indices_are_sorted=True)
     return jnp.moveaxis(total, 0, axis)
+
+
+def row_sums(data: Any, plan: Any, axis: int) -> Any:
+    """Sum rows: data [y], plan (indptr, perm)."""
+    (y,) = data
+    return folded(wide_sums(y), plan, axis, 0, "add")
 
 
 def wide_sums(y: Any) -> Any:

@@ -38,16 +38,12 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any,
         rest = list(data[1:])
         row = rest.pop(0) if p["by_row"] else None
         other = rest.pop(0) if p["by_edge"] else None
-        place = jnp.arange(perm.shape[0], dtype=jnp.int32)
-        owner = jnp.searchsorted(indptr, place, side="right") - 1
-        edge_row = jnp.zeros_like(place).at[perm].set(owner.astype(jnp.int32))
+        edge_row = row_fold.edge_rows(indptr, perm)
         r = None if row is None else _primitive.take_rows(row, edge_row, axis)
         total = row_fold.row_sums([_MEANING[p["map"]](data[0], other, r)], plan, axis)
         if p["mean"]:
-            shape = [1] * total.ndim
-            shape[axis] = -1
             count = jnp.maximum(jnp.diff(indptr), 1).astype(total.dtype)
-            total = total / count.reshape(shape)
+            total = total / _primitive.along(count, total.ndim, axis)
         return total
 
     total = _primitive.over_plans(one, data, [indptr, perm], p["axis"], p["plan_axes"])
@@ -55,19 +51,13 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *rest: Any,
     return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
 
 
-def _tie(x: Any, r: Any) -> Any:
-    return (x == r) | (jnp.isnan(x) & jnp.isnan(r))
-
-
 _MEANING: dict[str, Any] = {
     "value": lambda x, y, r: x,
-    "exp": lambda x, y, r: jnp.where(
-        jnp.isneginf(r), 0, jnp.exp(x - jnp.where(jnp.isneginf(r), 0, r))
-    ),
+    "exp": lambda x, y, r: pointwise.plain_exp_below(x, r),
     "square": lambda x, y, r: (x - r) ** 2,
     "product": lambda x, y, r: x * y,
-    "ties": lambda x, y, r: _tie(x, r).astype(x.dtype),
-    "tie_product": lambda x, y, r: jnp.where(_tie(x, r), y, 0),
+    "ties": lambda x, y, r: pointwise.plain_tie(x, r).astype(x.dtype),
+    "tie_product": lambda x, y, r: jnp.where(pointwise.plain_tie(x, r), y, 0),
 }
 
 
@@ -124,10 +114,7 @@ def row_map(
         *plan.arrays,
         *([] if row is None else [row]),
         *([] if other is None else [other]),
-        axis=0,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan),
         map=map,
         by_row=row is not None,
         by_edge=other is not None,

@@ -39,15 +39,7 @@ def _gather_reference(
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         (x,), (ids,) = data, plan
-        n = x.shape[axis]
-        inside = (ids >= 0) & (ids < n)
-        shape = [1] * x.ndim
-        shape[axis] = ids.shape[0]
-        if n == 0:
-            out_shape = tuple(ids.shape[0] if d == axis else s for d, s in enumerate(x.shape))
-            return jnp.full(out_shape, filler, x.dtype)
-        taken = jnp.take(x, jnp.where(inside, ids, 0), axis=axis, mode="clip")
-        return jnp.where(inside.reshape(shape), taken, jnp.asarray(filler, x.dtype))
+        return _primitive.take_rows(x, ids, axis, filler)
 
     return [_primitive.over_plans(one, [x], [ids], axis, plan_axes)]
 
@@ -164,10 +156,7 @@ def _gather(
     (out,) = gather_p.bind(
         stored,
         *plan.arrays,
-        axis=axis,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan, axis),
         fill=fill,
         lowering=lowering,
     )
@@ -291,10 +280,7 @@ def _scatter_add(y: jax.Array, plan: IndexPlan, axis: int) -> jax.Array:
     out, _ = scatter_add_p.bind(
         _storage.encode(y),
         *plan.arrays,
-        axis=axis,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan, axis),
         float4=_storage.is_float4(y.dtype),
     )
     return _storage.decode(out, y)
@@ -340,9 +326,7 @@ def _index_add_reference(
         x, y = data
         indptr, _ = plan
         total = row_fold.row_sums([y], plan, axis)
-        shape = [1] * total.ndim
-        shape[axis] = -1
-        empty = (jnp.diff(indptr) == 0).reshape(shape)
+        empty = _primitive.along(jnp.diff(indptr) == 0, total.ndim, axis)
         return jnp.where(empty, x, (row_fold.wide_sums(x) + total).astype(x.dtype))
 
     out = _primitive.over_plans(one, [x, y], [indptr, perm], axis, p["plan_axes"])
@@ -423,10 +407,7 @@ def _index_add(x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int) -> jax.Ar
         _storage.encode(x),
         _storage.encode(y),
         *plan.arrays,
-        axis=axis,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan, axis),
         float4=_storage.is_float4(x.dtype),
     )
     return _storage.decode(out, x)

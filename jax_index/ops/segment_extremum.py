@@ -25,16 +25,9 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -
     smallest = p["smallest"]
 
     def one(data: Any, plan: Any, axis: int) -> Any:
-        (y,), (indptr, perm) = data, plan
-        n, m = indptr.shape[0] - 1, perm.shape[0]
-        place = jnp.arange(m, dtype=jnp.int32)
-        row = jnp.searchsorted(indptr, place, side="right") - 1
-        row = jnp.where(place < indptr[n], row, n)
-        ordered = jnp.take(jnp.moveaxis(y, axis, 0), perm, axis=0, mode="clip")
-        start = jnp.full((n, *ordered.shape[1:]), identity(y.dtype, smallest), y.dtype)
-        at = start.at[row]
-        out = at.min(ordered, mode="drop") if smallest else at.max(ordered, mode="drop")
-        return jnp.moveaxis(out, 0, axis)
+        (y,) = data
+        start = identity(y.dtype, smallest)
+        return row_fold.folded(y, plan, axis, start, "min" if smallest else "max")
 
     out = _primitive.over_plans(one, [y], [indptr, perm], p["axis"], p["plan_axes"])
     return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
@@ -77,10 +70,7 @@ def plain(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array:
     out, _ = segment_extremum_p.bind(
         data,
         *plan.arrays,
-        axis=0,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan),
         smallest=smallest,
     )
     return out

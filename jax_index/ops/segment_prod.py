@@ -22,14 +22,8 @@ def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -
     del ids, tasks
 
     def one(data: Any, plan: Any, axis: int) -> Any:
-        (y,), (indptr, perm) = data, plan
-        n, m = indptr.shape[0] - 1, perm.shape[0]
-        place = jnp.arange(m, dtype=jnp.int32)
-        row = jnp.searchsorted(indptr, place, side="right") - 1
-        row = jnp.where(place < indptr[n], row, n)
-        ordered = jnp.take(jnp.moveaxis(y, axis, 0), perm, axis=0, mode="clip")
-        out = jnp.ones((n, *ordered.shape[1:]), y.dtype).at[row].mul(ordered, mode="drop")
-        return jnp.moveaxis(out, 0, axis)
+        (y,) = data
+        return row_fold.folded(y, plan, axis, 1, "mul")
 
     out = _primitive.over_plans(one, [y], [indptr, perm], p["axis"], p["plan_axes"])
     return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
@@ -49,10 +43,7 @@ def plain(data: jax.Array, plan: IndexPlan) -> jax.Array:
     out, _ = segment_prod_p.bind(
         data,
         *plan.arrays,
-        axis=0,
-        plan_axes=(),
-        identity=plan.identity,
-        no_long_row=plan.no_long_row,
+        **row_fold.walk(plan),
     )
     return out
 
@@ -146,7 +137,7 @@ def _others_by_scan(data: jax.Array, plan: IndexPlan) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _shifted(x: jax.Array, source: jax.Array, target: jax.Array, fill: int) -> jax.Array:
     """Return x of the edge `source`, `fill` where there is none; `target` is the inverse."""
-    there = (source >= 0).reshape(-1, *[1] * (x.ndim - 1))
+    there = _primitive.along(source >= 0, x.ndim)
     taken = jnp.take(x, source, axis=0, mode="clip")
     return jnp.where(there, taken, jnp.asarray(fill, x.dtype))
 
