@@ -6,6 +6,7 @@ At memory speed, with the same bits on every machine.
 
 __version__ = "0.0.1"
 
+from jax_index._export import export_checks as export_checks
 from jax_index._graph import Graph as Graph
 from jax_index._native import backends as backends
 from jax_index._plan import IndexPlan as IndexPlan
@@ -34,6 +35,7 @@ __all__ = [
     "IndexPlan",
     "backends",
     "edge_softmax",
+    "export_checks",
     "gat_attention",
     "gather",
     "graph_attention",

@@ -102,6 +102,9 @@ def _load(name: str, platform: str) -> Native:
 CPU = _load("_cpu", "cpu")
 CUDA = _load("_cuda", "CUDA")
 
+# The ops that programs may call a kernel for, filled as primitives are defined.
+LOWERED: set[str] = set()
+
 _warned: set[str] = set()
 
 
@@ -109,16 +112,22 @@ def lowering(op: str, native: Native, reference: Callable[..., Any]) -> Callable
     """Return the lowering rule of `op` on one platform.
 
     The kernel where the compiled part is there; else one warning and the pure-JAX meaning. The
-    parameters of the primitive that the kernel takes become attributes through `attributes`.
+    parameters of the primitive that the kernel takes become attributes through `attributes`. With
+    `aliased` the first result takes the buffer of the first operand; XLA copies an operand that is
+    needed afterwards.
     """
     from jax.interpreters import mlir
 
+    LOWERED.add(op)
     kernel = jax.ffi.ffi_lowering(PREFIX + op)
+    kernel_aliased = jax.ffi.ffi_lowering(PREFIX + op, operand_output_aliases={0: 0})
     fallback = mlir.lower_fun(reference, multiple_results=True)
 
-    def rule(ctx: Any, *operands: Any, attributes: dict[str, Any], **params: Any) -> Any:
+    def rule(
+        ctx: Any, *operands: Any, attributes: dict[str, Any], aliased: bool = False, **params: Any
+    ) -> Any:
         if native.module is not None:
-            return kernel(ctx, *operands, **attributes)
+            return (kernel_aliased if aliased else kernel)(ctx, *operands, **attributes)
         missing(native.name, native.reason)
         return fallback(ctx, *operands, **params)
 

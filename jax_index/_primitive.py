@@ -5,7 +5,8 @@ A primitive takes data arrays of one rank and arrays of a plan. Its parameter ``
 axis of rows or edges; ``plan_axes`` names the data axes that carry a batch of plans, in the order
 of the leading axes of the plan's arrays. An operand that does not vary along such an axis has size
 1 there, which the kernels read with stride 0: a batch of any kind is one call, and nothing is
-transposed or broadcast.
+transposed or broadcast. With the parameter ``in_place``, which some have, the first result may take
+the buffer of the first operand; their dtypes are equal.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def define(
         ) -> Any:
             if native is not None and native(platform, ctx.avals_in, ctx.avals_out, **params):
                 return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
-            return rule(ctx, *operands, attributes=attributes(**params), **params)
+            first, out = ctx.avals_in[0], ctx.avals_out[0]
+            aliased = params.get("in_place", False) and first.shape == out.shape
+            given = attributes(**params)
+            return rule(ctx, *operands, attributes=given, aliased=aliased, **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)
     mlir.register_lowering(primitive, _native.fallback_lowering(reference))

@@ -37,7 +37,7 @@ def files(*suffixes, under="."):
 CPP = files(".h", ".cc", ".cu", ".cuh", under="cpp")
 PYTHON = files(".py", under="jax_index")
 PUBLIC = list(jax_index.__all__)
-NO_OPS = ("backends", "make_plan", "make_plan_from_indptr")
+NO_OPS = ("backends", "export_checks", "make_plan", "make_plan_from_indptr")
 OPS = [n for n in PUBLIC if not inspect.isclass(getattr(jax_index, n)) and n not in NO_OPS]
 CMAKE = (ROOT / "CMakeLists.txt").read_text()
 CMAKE_OPS = re.search(r"^set\(OPS ([a-z0-9_ ]+)\)$", CMAKE, re.M)[1].split()
@@ -103,6 +103,7 @@ MAY_IMPORT = {
     "_ends": {"_check", "_csr", "_ids", "_plan"},
     "_matrices": {"_check", "_csr", "_ends", "_plan"},
     "_graph": {"_csr", "_ends", "_file", "_matrices", "_plan"},
+    "_export": {"_graph", "_native", "_plan"},
 }
 OP_MODULES = {"_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan", "_primitive"}
 OP_MODULES |= {"_storage", "ops"}

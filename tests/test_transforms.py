@@ -40,7 +40,8 @@ def moving_operations(text):
     """The operations of a program's text, without those that only give an array another shape."""
     found = []
     for line in text.splitlines():
-        for name in re.findall(r"stablehlo\.(\w+)", line):
+        # What stands behind # is an attribute.
+        for name in re.findall(r"(?<!#)stablehlo\.(\w+)", line):
             sizes = [
                 np.prod([int(size) for size in shape.split("x")[:-1]], dtype=int)
                 for shape in re.findall(r"tensor<([^>]*)>", line.rpartition(" : ")[2])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _cache, _check, _fill, _primitive, _storage
+from jax_index import _ad, _cache, _check, _fill, _primitive, _storage
 from jax_index._plan import IndexPlan
 from jax_index.ops import row_fold
 from jax_index.ops.convert import convert
@@ -148,7 +148,7 @@ def gather(
     return _gather_jit(x, plan, axis, _fill.words(op, fill_value, x.dtype), lowering)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@_ad.custom_vjp(nondiff_argnums=(2, 3, 4), linear=((0,),))
 def _gather(
     x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str
 ) -> jax.Array:
@@ -179,7 +179,7 @@ def _gather_bwd(
 
 
 _gather.defvjp(_gather_fwd, _gather_bwd)
-_gather_jit = jax.jit(_gather, static_argnums=(2, 3, 4))
+_gather_jit = _ad.jit(_gather, static_argnums=(2, 3, 4))
 
 # --- scatter_add --------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ def check_summable(op: str, argument: str, dtype: Any) -> None:
         _check.fail(TypeError, op, argument, expected, f"dtype {name}", fix)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@_ad.custom_vjp(nondiff_argnums=(2,), linear=((0,),))
 def _scatter_add(y: jax.Array, plan: IndexPlan, axis: int) -> jax.Array:
     out, _ = scatter_add_p.bind(
         _storage.encode(y),
@@ -297,7 +297,7 @@ def _scatter_add_bwd(axis: int, plan: IndexPlan, ct: Any) -> tuple[Any, None]:
 
 
 _scatter_add.defvjp(_scatter_add_fwd, _scatter_add_bwd)
-_scatter_add_jit = jax.jit(_scatter_add, static_argnums=(2,))
+_scatter_add_jit = _ad.jit(_scatter_add, static_argnums=(2,))
 
 
 def sum_rows(y: jax.Array, plan: IndexPlan, axis: int = 0) -> jax.Array:
@@ -335,11 +335,16 @@ def _index_add_reference(
     return [out, row_fold.workspace(out, perm, axis, p["no_long_row"])]
 
 
+def _index_add_attributes(in_place: bool, **p: Any) -> dict[str, Any]:
+    del in_place
+    return _fold_attributes(**p)
+
+
 index_add_p = _primitive.define(
     "index_add",
     abstract=_index_add_abstract,
     reference=_index_add_reference,
-    attributes=_fold_attributes,
+    attributes=_index_add_attributes,
     batch=partial(row_fold.batch, "index_add", 2),
 )
 
@@ -357,7 +362,8 @@ def index_add(x: Any, plan: Any, y: Any, *, axis: int = 0, mode: str | None = No
     Returns:
         ``[n, ...]`` of dtype ``jnp.result_type(x, y)``. The row sum is that of
         :func:`scatter_add`; it is added to x in the accumulator type and rounded once. A row with
-        no edge returns x's bits.
+        no edge returns x's bits. In a jitted function the result takes x's buffer: a donated x, and
+        one that is not needed afterwards, such as the carry of a loop, is added to in place.
 
     Raises:
         TypeError: a wrong type of argument; bool operands.
@@ -389,41 +395,47 @@ def index_add(x: Any, plan: Any, y: Any, *, axis: int = 0, mode: str | None = No
     _check.rows(op, "x", x, axis, plan.num_rows, "the plan's num_rows")
     _check.rows(op, "y", y, axis, plan.num_edges, "one for each edge of the plan")
     dtype = jnp.result_type(x, y)
+    # An eager x stays the caller's, and would be copied first; in a program it mostly ends here.
+    in_place = isinstance(x, jax.core.Tracer)
     x, y, plan = _primitive.align_varying(x, y, plan)
-    return _index_add_jit(x, y, plan, axis, dtype)
+    return _index_add_jit(x, y, plan, axis, dtype, in_place)
 
 
 def _off_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _index_add_promoted(x: Any, y: Any, plan: IndexPlan, axis: int, dtype: Any) -> jax.Array:
-    return _index_add(convert(x, dtype), convert(y, dtype), plan, axis)
+def _index_add_promoted(
+    x: Any, y: Any, plan: IndexPlan, axis: int, dtype: Any, in_place: bool
+) -> jax.Array:
+    return _index_add(convert(x, dtype), convert(y, dtype), plan, axis, in_place)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _index_add(x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int) -> jax.Array:
+@_ad.custom_vjp(nondiff_argnums=(3, 4), linear=((0, 1),))
+def _index_add(x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int, in_place: bool) -> jax.Array:
     out, _ = index_add_p.bind(
         _storage.encode(x),
         _storage.encode(y),
         *plan.arrays,
         **row_fold.walk(plan, axis),
         float4=_storage.is_float4(x.dtype),
+        in_place=in_place,
     )
     return _storage.decode(out, x)
 
 
 def _index_add_fwd(
-    x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int
+    x: jax.Array, y: jax.Array, plan: IndexPlan, axis: int, in_place: bool
 ) -> tuple[jax.Array, IndexPlan]:
-    return _index_add(x, y, plan, axis), plan
+    return _index_add(x, y, plan, axis, in_place), plan
 
 
-def _index_add_bwd(axis: int, plan: IndexPlan, ct: Any) -> tuple[Any, Any, None]:
+def _index_add_bwd(axis: int, in_place: bool, plan: IndexPlan, ct: Any) -> tuple[Any, Any, None]:
+    del in_place
     if ct.dtype == jax.dtypes.float0:
         return None, None, None
     return ct, gather(ct, plan, axis=axis), None
 
 
 _index_add.defvjp(_index_add_fwd, _index_add_bwd)
-_index_add_jit = jax.jit(_index_add_promoted, static_argnums=(3, 4))
+_index_add_jit = _ad.jit(_index_add_promoted, static_argnums=(3, 4, 5))
