@@ -7,24 +7,21 @@ where they are summed, and the backward pass computes the weights anew from the 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_index import _check, _primitive
+from jax_index import _ad, _check, _primitive
 from jax_index._fused import fused
 from jax_index._graph import Graph
 from jax_index.ops import pointwise, reductions, rows, segment_extremum
+from jax_index.ops.attention_arguments import Static, dot_arguments, gat_arguments
 from jax_index.ops.attention_scores import additive_scores, expand, reduce_product
 from jax_index.ops.convert import convert
-from jax_index.ops.graph_arguments import check_graph, computed, per_edge, stored
+from jax_index.ops.graph_arguments import check_graph, stored
 from jax_index.ops.matmul import dots, edge_dots, products, weighted_sum
 from jax_index.ops.pointwise import wide
-
-# What is fixed of a call: scale, clip low and high, "softmax" or "sum", denominator offset.
-Static = tuple[float, float, float, str, float]
 
 
 def _pointwise(function: str, static: Static, graph: Graph, **v: Any) -> jax.Array:
@@ -65,7 +62,8 @@ def _with_offset(total: jax.Array, largest: Any, offset: float) -> jax.Array:
     return pointwise.apply("add_offset", [total, largest], parameters=(offset,))
 
 
-def _forward(static: Static, graph: Graph, inputs: Any) -> Any:
+def forward(static: Static, graph: Graph, inputs: Any) -> Any:
+    """Return the attention of raw scores and values, and what its derivative wants to know."""
     raw, v, multiplier, bias, weight = inputs
     score = {"raw": raw, "multiplier": multiplier, "bias": bias}
     largest, p, total = _normaliser(static, graph, score)
@@ -78,6 +76,16 @@ def _forward(static: Static, graph: Graph, inputs: Any) -> Any:
 
 
 def _backward(static: Static, graph: Graph, inputs: Any, known: Any, ct: Any) -> Any:
+    d_raw, factor, *rest = edge_gradients(static, graph, inputs, known, ct)
+    return d_raw, products(graph.T, ct, factor), *rest
+
+
+def edge_gradients(static: Static, graph: Graph, inputs: Any, known: Any, ct: Any) -> Any:
+    """Return what each edge has of the derivative: its weights sum ct into that of the values.
+
+    Returns:
+        The cotangent of raw, the weights, the cotangents of the per-edge arrays.
+    """
     raw, v, multiplier, bias, weight = inputs
     largest, total, out = known
     full = raw.dtype
@@ -93,7 +101,7 @@ def _backward(static: Static, graph: Graph, inputs: Any, known: Any, ct: Any) ->
     dp = dots(graph, v, ct, 1, full)
     grads = {**share, "cotangent": dp, "delta": delta}
     d_raw = _pointwise("attention_raw_grad", static, graph, **grads)
-    d_v = products(graph.T, ct, _pointwise("attention_factor", static, graph, **share))
+    factor = _pointwise("attention_factor", static, graph, **share)
     d_multiplier = d_bias = d_weight = None
     if multiplier is not None or bias is not None:
         ds = _pointwise("attention_score_grad", static, graph, **grads)
@@ -106,11 +114,17 @@ def _backward(static: Static, graph: Graph, inputs: Any, known: Any, ct: Any) ->
         share["weight"] = None
         a = _pointwise("attention_share", static, graph, **share)
         d_weight = reduce_product(a, dp, weight.shape)
-    return d_raw, d_v, d_multiplier, d_bias, d_weight
+    return d_raw, factor, d_multiplier, d_bias, d_weight
 
 
 def _composed(static: Static, graph: Graph, inputs: Any) -> jax.Array:
     raw, v, *edges = inputs
+    a = shares(static, graph, raw, edges)
+    return convert(weighted_sum(convert(v, a.dtype), a, graph), v.dtype)
+
+
+def shares(static: Static, graph: Graph, raw: jax.Array, edges: Any) -> jax.Array:
+    """Return the factor of each edge's value, composed of ops that have rules of their own."""
     scale, low, high, normalize, offset = static
     plan = graph.receivers
     kept = [x if x is None else pointwise.rows_only(x, plan) for x in (raw, *edges)]
@@ -133,10 +147,10 @@ def _composed(static: Static, graph: Graph, inputs: Any) -> jax.Array:
     a = pointwise.rows_only(pointwise.divide_or_zero(p, rows.gather(total, plan)), plan)
     if weight is not None:
         a = pointwise.multiply(a, expand(weight, a.shape))
-    return convert(weighted_sum(convert(v, s.dtype), a, graph), v.dtype)
+    return a
 
 
-_attend = fused(_forward, _backward, _composed)
+_attend = fused(forward, _backward, _composed)
 
 
 def _attend_values(graph: Graph, raw: Any, v: Any, edges: Any, static: Static) -> jax.Array:
@@ -156,75 +170,11 @@ def _gat(
     return _attend_values(graph, raw, values, edges, static)
 
 
-_dot_attention_jit = jax.jit(_dot_attention, static_argnums=(5,))
-_gat_jit = jax.jit(_gat, static_argnums=(5, 6))
+_dot_attention_jit = _ad.jit(_dot_attention, static_argnums=(5,))
+_gat_jit = _ad.jit(_gat, static_argnums=(5, 6))
 
 
-# --- Arguments ----------------------------------------------------------------------------------
-
-
-def _static(op: str, scale: Any, clip: Any, normalize: Any, denominator_offset: Any) -> Static:
-    if normalize not in ("softmax", "sum"):
-        fix = "'sum' weighs with exp(score) as it is; 'softmax' subtracts the row's largest first."
-        _check.fail(ValueError, op, "normalize", "'softmax' or 'sum'", repr(normalize), fix)
-    low, high = -math.inf, math.inf
-    if clip is not None:
-        if not isinstance(clip, tuple | list) or len(clip) != 2:
-            fix = "Pass clip=(-5.0, 5.0), for example."
-            given = _check.describe(clip)
-            _check.fail(TypeError, op, "clip", "None or (low, high)", given, fix)
-        low, high = (_number(op, "clip", bound) for bound in clip)
-        if not low <= high:
-            fix = "The lower bound stands first."
-            _check.fail(ValueError, op, "clip", "(low, high), low <= high", str(clip), fix)
-    offset = _number(op, "denominator_offset", denominator_offset)
-    return _number(op, "scale", scale), low, high, normalize, offset
-
-
-def _number(op: str, argument: str, value: Any) -> float:
-    if isinstance(value, jax.core.Tracer):
-        fix = "It is part of the program; multiply the scores by score_weights instead."
-        _check.fail(TypeError, op, argument, "a Python number", _check.describe(value), fix)
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        fix = f"Pass {argument} as a Python number."
-        _check.fail(TypeError, op, argument, "a number", _check.describe(value), fix)
-
-
-def _features(op: str, name: str, value: Any, count: int, what: str) -> jax.Array:
-    value = _check.array(op, name, value)
-    expected = f"a float array [{count}, *batch, heads, features]"
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        fix = f"Convert it first: {name}.astype(jnp.float32)."
-        _check.fail(TypeError, op, name, expected, _check.describe(value), fix)
-    if value.ndim < 3:
-        fix = f"For one head reshape it: {name}[:, None, :]."
-        _check.fail(ValueError, op, name, expected, _check.describe(value), fix)
-    _check.rows(op, name, value, 0, count, what, _check.GRAPH_FIX)
-    return value
-
-
-def _edge_arrays(op: str, graph: Graph, shape: tuple[int, ...], dtype: Any, **given: Any) -> Any:
-    """Check per-edge arrays, [m, *prefix] with axes of size 1 allowed, of the accumulator type."""
-    out: list[Any] = []
-    for name, value in given.items():
-        if value is None:
-            out.append(None)
-            continue
-        value = _check.array(op, name, value)
-        # Axes of size 1 at the end are those of a shorter prefix.
-        while value.ndim > 1 and value.shape[-1] == 1 and value.ndim <= len(shape) + 1:
-            value = value.reshape(value.shape[:-1])
-        ones = tuple(
-            1 if d < value.ndim - 1 and value.shape[d + 1] == 1 else size
-            for d, size in enumerate(shape)
-        )
-        value = per_edge(op, name, value, graph, ones, "[*batch, heads]")
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            value = convert(value, dtype)
-        out.append(convert(value, dtype))
-    return tuple(out)
+# --- Public ops ---------------------------------------------------------------------------------
 
 
 def edge_softmax(graph: Graph, scores: Any) -> jax.Array:
@@ -330,30 +280,11 @@ def graph_attention(
     """
     op = "graph_attention"
     graph = check_graph(op, graph)
-    q = _features(op, "q", q, graph.num_receivers, "one for each receiver")
-    k = _features(op, "k", k, graph.num_senders, "one for each sender")
-    v = _features(op, "v", v, graph.num_senders, "one for each sender")
-    if k.shape[1:] != q.shape[1:]:
-        fix = "Queries and keys have the same batch, heads and features."
-        expected = f"an array of q's shape {q.shape} behind the first axis"
-        _check.fail(ValueError, op, "k", expected, f"shape {k.shape}", fix)
-    if v.shape[1:-1] != q.shape[1:-1]:
-        fix = "Values have the batch and the heads of queries and keys."
-        expected = f"an array of q's shape {q.shape} but for the last axis"
-        _check.fail(ValueError, op, "v", expected, f"shape {v.shape}", fix)
-    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
-    static = _static(op, scale, clip, normalize, denominator_offset)
-    dtype = jnp.result_type(q, k, v)
-    edges = _edge_arrays(
-        op,
-        graph,
-        q.shape[1:-1],
-        wide(dtype),
-        score_weights=score_weights,
-        bias=bias,
-        weights=weights,
+    given = {"score_weights": score_weights, "bias": bias, "weights": weights}
+    how = {"clip": clip, "normalize": normalize, "denominator_offset": denominator_offset}
+    q, k, v, edges, static, dtype = dot_arguments(
+        op, graph, graph.num_senders, q, k, v, scale, given, how
     )
-    q, k, v = (computed(x, dtype) for x in (q, k, v))
     graph, q, k, v, edges = _primitive.align_varying(graph, q, k, v, edges)
     return stored(_dot_attention_jit(graph, q, k, v, edges, static), dtype)
 
@@ -418,33 +349,10 @@ def gat_attention(
     """
     op = "gat_attention"
     graph = check_graph(op, graph)
-    if version not in (1, 2) or isinstance(version, bool):
-        fix = "1 is GAT, 2 is GATv2."
-        _check.fail(ValueError, op, "version", "1 or 2", repr(version), fix)
-    h_s = _features(op, "h_s", h_s, graph.num_senders, "one for each sender")
-    h_r = _features(op, "h_r", h_r, graph.num_receivers, "one for each receiver")
-    if h_s.shape[1:] != h_r.shape[1:]:
-        fix = "Both ends have the same batch, heads and features."
-        expected = f"an array of h_s's shape {h_s.shape} behind the first axis"
-        _check.fail(ValueError, op, "h_r", expected, f"shape {h_r.shape}", fix)
-    att = _check.array(op, "att", att)
-    wanted = (2, *h_s.shape[-2:]) if version == 1 else h_s.shape[-2:]
-    if att.shape != wanted or not jnp.issubdtype(att.dtype, jnp.floating):
-        fix = "Version 1 takes [2, heads, D] (sender, receiver), version 2 [heads, D]."
-        expected = f"a float array of shape {wanted}"
-        _check.fail(ValueError, op, "att", expected, _check.describe(att), fix)
-    static = _static(op, scale, clip, normalize, denominator_offset)
-    dtype = jnp.result_type(h_s, h_r, att)
-    edges = _edge_arrays(
-        op,
-        graph,
-        h_s.shape[1:-1],
-        wide(dtype),
-        score_weights=score_weights,
-        bias=bias,
-        weights=weights,
+    given = {"score_weights": score_weights, "bias": bias, "weights": weights}
+    how = {"clip": clip, "normalize": normalize, "denominator_offset": denominator_offset}
+    h_s, h_r, att, edges, static, form, dtype = gat_arguments(
+        op, graph, graph.num_senders, h_s, h_r, att, slope, version, scale, given, how
     )
-    h_s, h_r, att = (computed(x, dtype) for x in (h_s, h_r, att))
     graph, h_s, h_r, att, edges = _primitive.align_varying(graph, h_s, h_r, att, edges)
-    form = (_number(op, "slope", slope), int(version))
     return stored(_gat_jit(graph, h_s, h_r, att, edges, static, form), dtype)

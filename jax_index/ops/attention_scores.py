@@ -7,13 +7,12 @@ Every function is differentiable any number of times and computes with own kerne
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_index import _plan, _primitive
+from jax_index import _ad, _plan, _primitive
 from jax_index._fused import fused
 from jax_index._graph import Graph
 from jax_index.ops import pointwise, rows
@@ -29,13 +28,13 @@ def _shared_axes(shape: tuple[int, ...], full: tuple[int, ...]) -> list[int]:
     return [d for d in range(len(full)) if d >= len(shape) or (shape[d] == 1 and full[d] != 1)]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_ad.custom_vjp(nondiff_argnums=(1,), linear=((0,),))
 def expand(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Repeat x along the axes that it lacks; the adjoint is a sum in the order of a dot."""
     return jnp.broadcast_to(x.reshape(x.shape + (1,) * (len(shape) - x.ndim)), shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_ad.custom_vjp(nondiff_argnums=(1,), linear=((0,),))
 def _collapse(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return reduce_product(x, None, shape)
 
@@ -83,14 +82,14 @@ def nodes_where(there: jax.Array) -> jax.Array:
     return jnp.where(there, jax.lax.iota(jnp.int32, there.shape[0]), -1)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,), (1,)))
 def row_dot(h: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return ⟨h, att⟩ for every node and head, in the accumulator type."""
     shared = att.reshape((1,) * (h.ndim - 2) + att.shape)
     return dots(None, h, shared, 1, wide(h.dtype), rows_of_x=nodes)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,), (1,)))
 def _outer(ct: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     shape = (1,) * (ct.ndim - 1) + att.shape
     given = [(ct, False), (att.reshape(shape), False)]
@@ -98,14 +97,14 @@ def _outer(ct: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     return pointwise.apply_slots("multiply", given, plan=counted, dtype=att.dtype)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,), (1,)))
 def _total(ct: jax.Array, h: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
     lead, (heads, depth) = h.shape[:-2], h.shape[-2:]
     count = math.prod(lead)
     there = jnp.broadcast_to(_primitive.along(nodes >= 0, len(lead)), lead)
     place = nodes_where(there.reshape(count))
-    return _one_row(h.reshape(count, heads, depth), ct.reshape(count, heads), place)
+    return one_row(h.reshape(count, heads, depth), ct.reshape(count, heads), place)
 
 
 row_dot.defvjp(
@@ -122,28 +121,28 @@ _total.defvjp(
 )
 
 
-def _one_row(x: jax.Array, weights: Any, source: Any = None) -> jax.Array:
+def one_row(x: jax.Array, weights: Any, source: Any = None) -> jax.Array:
     """Sum weights times x over the first axis, as the edges of one row; -1 in `source`: without."""
-    plan = _plan.one_row(x.shape[0])
+    """Sum weights times x over the first axis, as the edges of one row; -1 in `source`: without."""
     return row_products(plan, plan.perm if source is None else source, x, weights)[0]
 
 
 # --- Additive scores ------------------------------------------------------------------------------
 
 
-@jax.custom_vjp
-def _halves(att: jax.Array) -> tuple[jax.Array, jax.Array]:
+@_ad.custom_vjp(linear=((0,),))
+def halves(att: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return both rows of att; the cotangents are put together, not added."""
     return att[0], att[1]
 
 
-_halves.defvjp(lambda att: (_halves(att), None), lambda _, cts: (jnp.stack(cts),))
+halves.defvjp(lambda att: (halves(att), None), lambda _, cts: (jnp.stack(cts),))
 
 
 def _gat_scores(
     graph: Graph, h_s: jax.Array, h_r: jax.Array, att: jax.Array, slope: float
 ) -> jax.Array:
-    for_sender, for_receiver = _halves(att)
+    for_sender, for_receiver = halves(att)
     sends, receives = (
         nodes_where(plan.indptr[1:] > plan.indptr[:-1]) for plan in (graph.senders, graph.receivers)
     )
@@ -170,7 +169,7 @@ def _gat2_backward(slope: float, graph: Graph, inputs: Any, known: Any, ct: Any)
             pointwise.apply_slots("multiply", [(slopes, False), (shared, False)], dtype=h_s.dtype)
         )
     sums = additive_sums(graph, h_s, h_r, ct, slope, values=True, dtype=full)
-    d_att = _one_row(sums.reshape(math.prod(sums.shape[:-2]), *att.shape), None)
+    d_att = one_row(sums.reshape(math.prod(sums.shape[:-2]), *att.shape), None)
     return grads[0], grads[1], convert(d_att, att.dtype)
 
 
