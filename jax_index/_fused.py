@@ -8,13 +8,14 @@ composed of ops that have rules themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+
+from jax_index import _ad
 
 together_p = Primitive("jax_index_together")
 together_p.multiple_results = True
@@ -56,26 +57,30 @@ def fused(
         composed: (static, plan, inputs) to the result, of ops with rules of their own.
     """
 
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    @_ad.custom_vjp(nondiff_argnums=(0,), linear=((4,),))
     def gradient(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
         return together(tuple(backward(static, plan, inputs, known, ct)))
 
     def gradient_fwd(static: Any, plan: Any, inputs: Any, known: Any, ct: Any) -> Any:
         return gradient(static, plan, inputs, known, ct), (plan, inputs, ct)
 
+    def pull(static: Any, plan: Any, inputs: Any, ct: Any) -> Any:
+        return jax.vjp(lambda v: composed(static, plan, v), inputs)[1](ct)[0]
+
     def gradient_bwd(static: Any, saved: Any, ct2: Any) -> Any:
         plan, inputs, ct = saved
-
-        def pull(inputs: Any, ct: Any) -> Any:
-            return jax.vjp(lambda v: composed(static, plan, v), inputs)[1](ct)[0]
-
-        d_inputs, d_ct = jax.vjp(pull, inputs, ct)[1](ct2)
+        d_inputs, d_ct = jax.vjp(lambda v, ct: pull(static, plan, v, ct), inputs, ct)[1](ct2)
         return None, d_inputs, None, d_ct
 
-    gradient.defvjp(gradient_fwd, gradient_bwd)
+    def gradient_tangent(static: Any, saved: Any, *dots: Any) -> Any:
+        plan, inputs, ct = saved
+        _, d_inputs, _, d_ct = dots
+        return _ad.push(lambda v, ct: pull(static, plan, v, ct), (inputs, ct), (d_inputs, d_ct))
+
+    gradient.defvjp(gradient_fwd, gradient_bwd, gradient_tangent)
 
     # What backward wants to know is a result too: the derivative of a derivative goes through here.
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    @_ad.custom_vjp(nondiff_argnums=(0,))
     def both(static: Any, plan: Any, inputs: Any) -> Any:
         return forward(static, plan, inputs)
 
@@ -87,7 +92,12 @@ def fused(
         plan, inputs, known = saved
         return None, gradient(static, plan, inputs, known, ct[0])
 
-    both.defvjp(both_fwd, both_bwd)
+    def both_tangent(static: Any, saved: Any, d_plan: Any, d_inputs: Any) -> Any:
+        del d_plan
+        plan, inputs, _ = saved
+        return _ad.push(lambda v: composed(static, plan, v), (inputs,), (d_inputs,))
+
+    both.defvjp(both_fwd, both_bwd, both_tangent, first_only=True)
 
     def op(static: Any, plan: Any, inputs: Any) -> Any:
         return both(static, plan, inputs)[0]

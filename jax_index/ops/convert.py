@@ -6,14 +6,13 @@ Private: ops use it where operands are promoted, because XLA's own conversion ma
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _primitive, _storage
+from jax_index import _ad, _primitive, _storage
 
 
 def _abstract(x: Any, *, dtype: Any, float4: Any) -> list[Any]:
@@ -60,7 +59,7 @@ def convert(x: jax.Array, dtype: Any) -> jax.Array:
     return _convert(x, dtype, x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@_ad.custom_vjp(nondiff_argnums=(1, 2), linear=((0,),))
 def _convert(x: jax.Array, dtype: Any, source: Any) -> jax.Array:
     float4 = (_storage.is_float4(source), _storage.is_float4(dtype))
     like = jax.ShapeDtypeStruct((), dtype)

@@ -7,14 +7,13 @@ array of the size of edges times features is ever made.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _primitive
+from jax_index import _ad, _check, _primitive
 from jax_index._graph import Graph
 from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, row_fold
@@ -169,7 +168,7 @@ def row_products(
     return out
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,), (1,)))
 def weighted_sum(x: jax.Array, weights: Any, graph: Graph) -> jax.Array:
     """Return spmm of checked arguments; the weights may be of x's accumulator type."""
     return products(graph, x, weights)
@@ -190,7 +189,7 @@ def _spmm_bwd(saved: Any, ct: Any) -> Any:
 
 
 weighted_sum.defvjp(_spmm_fwd, _spmm_bwd)
-_spmm_jit = jax.jit(weighted_sum)
+_spmm_jit = _ad.jit(weighted_sum)
 
 
 def spmm(graph: Graph, x: Any, weights: Any = None) -> jax.Array:
@@ -383,7 +382,7 @@ def dots(
     return out
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@_ad.custom_vjp(nondiff_argnums=(3, 4), linear=((0,), (1,)))
 def edge_dots(x: jax.Array, y: jax.Array, graph: Graph, depth_axes: int, dtype: Any) -> jax.Array:
     """Return sddmm of checked arguments over the last axes, in x's dtype or its accumulator's."""
     return dots(graph, x, y, depth_axes, dtype)
@@ -402,7 +401,7 @@ def _sddmm_bwd(depth_axes: int, dtype: Any, saved: Any, ct: Any) -> Any:
 
 
 edge_dots.defvjp(_sddmm_fwd, _sddmm_bwd)
-_sddmm_jit = jax.jit(edge_dots, static_argnums=(3, 4))
+_sddmm_jit = _ad.jit(edge_dots, static_argnums=(3, 4))
 
 
 def sddmm(graph: Graph, x: Any, y: Any) -> jax.Array:

@@ -10,14 +10,13 @@ its result. They are differentiable any number of times in reverse mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _primitive
+from jax_index import _ad, _primitive
 
 # The functions of cpp/ops/pointwise.h, in their order.
 FUNCTIONS = (
@@ -286,16 +285,17 @@ def rows_only(x: jax.Array, plan: Any) -> jax.Array:
 # --- The differentiable functions, on arrays of one shape and dtype -------------------------------
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0, 1),))
 def add(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return a + b."""
     return _elementwise("add", a, b)
 
 
 add.defvjp(lambda a, b: (add(a, b), None), lambda _, ct: (ct, ct))
+_ad.adder = add
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return x twice: where an op uses it twice, the cotangents are added by our own kernel."""
     return x, x
@@ -304,7 +304,7 @@ def fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 fork.defvjp(lambda x: ((x, x), None), lambda _, ct: (add(*ct),))
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0, 1),))
 def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return a - b."""
     return _elementwise("subtract", a, b)
@@ -314,7 +314,7 @@ def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
 subtract.defvjp(lambda a, b: (subtract(a, b), None), lambda _, ct: (ct, -ct))
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,), (1,)))
 def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return a b."""
     return _elementwise("multiply", a, b)
@@ -326,7 +326,7 @@ multiply.defvjp(
 )
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def divide_or_zero(a: jax.Array, b: jax.Array) -> jax.Array:
     """Return a / b, 0 where b is 0."""
     return _elementwise("divide_or_zero", a, b)
@@ -346,7 +346,7 @@ def _divide_bwd(saved: Any, ct: Any) -> Any:
 divide_or_zero.defvjp(_divide_fwd, _divide_bwd)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp
 def exp_below(x: jax.Array, m: jax.Array) -> jax.Array:
     """Return exp(x - m), 0 where m is -inf; m counts as a constant."""
     return _elementwise("exp_below", x, m)
@@ -363,7 +363,7 @@ def _exp_below_bwd(saved: Any, ct: Any) -> Any:
 exp_below.defvjp(_exp_below_fwd, _exp_below_bwd)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp
 def log_sum(m: jax.Array, z: jax.Array) -> jax.Array:
     """Return m + log z, m where z is 0; m counts as a constant."""
     return _elementwise("log_sum", m, z)
@@ -375,7 +375,7 @@ log_sum.defvjp(
 )
 
 
-@jax.custom_vjp
+@_ad.custom_vjp
 def sqrt(x: jax.Array) -> jax.Array:
     """Return the square root; its derivative is 0 where x is 0."""
     return _elementwise("sqrt", x)
@@ -389,7 +389,7 @@ def _sqrt_fwd(x: jax.Array) -> Any:
 sqrt.defvjp(_sqrt_fwd, lambda out, ct: (divide_or_zero(ct, add(out, out)),))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_ad.custom_vjp(nondiff_argnums=(1,), linear=((0,),))
 def scale(x: jax.Array, factor: float) -> jax.Array:
     """Return x times a Python number."""
     return _elementwise("scale", x, parameters=(factor,))
@@ -398,7 +398,7 @@ def scale(x: jax.Array, factor: float) -> jax.Array:
 scale.defvjp(lambda x, factor: (scale(x, factor), None), lambda factor, _, ct: (scale(ct, factor),))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_ad.custom_vjp(nondiff_argnums=(1,), linear=((0,),))
 def add_constant(x: jax.Array, constant: float) -> jax.Array:
     """Return x plus a Python number."""
     return _elementwise("add_constant", x, parameters=(constant,))
@@ -409,13 +409,13 @@ add_constant.defvjp(
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
+@_ad.custom_vjp(nondiff_argnums=(1,))
 def leaky_relu(x: jax.Array, slope: float) -> jax.Array:
     """Return x where it is not negative, else slope x."""
     return _elementwise("leaky_relu", x, parameters=(slope,))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@_ad.custom_vjp(nondiff_argnums=(2,), linear=((1,),))
 def _leaky_relu_grad(x: jax.Array, ct: jax.Array, slope: float) -> jax.Array:
     return _elementwise("leaky_relu_grad", x, ct, parameters=(slope,))
 
@@ -430,13 +430,13 @@ leaky_relu.defvjp(
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@_ad.custom_vjp(nondiff_argnums=(1, 2))
 def clip(x: jax.Array, low: float, high: float) -> jax.Array:
     """Return x bounded to [low, high]; the derivative is 1 there and 0 outside."""
     return _elementwise("clip", x, parameters=(low, high))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@_ad.custom_vjp(nondiff_argnums=(2, 3), linear=((1,),))
 def _clip_grad(x: jax.Array, ct: jax.Array, low: float, high: float) -> jax.Array:
     return _elementwise("clip_grad", x, ct, parameters=(low, high))
 

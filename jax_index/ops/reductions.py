@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _primitive, _storage
+from jax_index import _ad, _check, _primitive, _storage
 from jax_index._fused import fused
 from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, rows, segment_extremum, segment_prod
@@ -58,7 +58,7 @@ def reduce(
     return _reduce_jit(rule, _mean_dtype(data.dtype, x64), data, plan)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(_ad.jit, static_argnums=(0, 1))
 def _reduce_jit(rule: Any, dtype: Any, data: jax.Array, plan: IndexPlan) -> jax.Array:
     floats = convert(data, jnp.float32 if _is_narrow(dtype) else dtype)
     return convert(rule(None, plan, (floats,)), dtype)
@@ -72,13 +72,13 @@ def counts(plan: IndexPlan, dtype: Any) -> jax.Array:
 # --- mean ---------------------------------------------------------------------------------------
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def mean(data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Return the mean of the edges of each row, 0 for a row with no edge."""
     return row_map("value", data, plan, mean=True)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def _spread(ct: jax.Array, plan: IndexPlan) -> jax.Array:
     """Divide rows among their edges: the adjoint of mean."""
     count = counts(plan, wide(ct.dtype))
@@ -90,7 +90,7 @@ mean.defvjp(lambda data, plan: (mean(data, plan), plan), lambda plan, ct: (_spre
 _spread.defvjp(lambda ct, plan: (_spread(ct, plan), plan), lambda plan, g: (mean(g, plan), None))
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def _over_counts(total: jax.Array, plan: IndexPlan) -> jax.Array:
     """Divide complex rows by their numbers of edges: its own adjoint."""
     parts = jax.lax.real(total), jax.lax.imag(total)
@@ -102,7 +102,7 @@ _over_counts.defvjp(
     lambda total, plan: (_over_counts(total, plan), plan),
     lambda plan, ct: (_over_counts(ct, plan), None),
 )
-_complex_mean_jit = jax.jit(lambda data, plan: _over_counts(rows.sum_rows(data, plan), plan))
+_complex_mean_jit = _ad.jit(lambda data, plan: _over_counts(rows.sum_rows(data, plan), plan))
 
 
 def mean_rule(static: Any, plan: IndexPlan, inputs: Any) -> jax.Array:
@@ -229,7 +229,7 @@ logsumexp_rule = fused(_logsumexp_forward, _logsumexp_backward, _logsumexp_compo
 # --- extremum and product -----------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=(2,))
+@functools.partial(_ad.jit, static_argnums=(2,))
 def _extremum_jit(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array:
     dtype = data.dtype
     narrow = _is_narrow(dtype)
@@ -249,7 +249,7 @@ def extremum_of(op: str, data: jax.Array, plan: IndexPlan, smallest: bool) -> ja
     return _extremum_jit(data, plan, smallest)
 
 
-@jax.jit
+@_ad.jit
 def _product_jit(data: jax.Array, plan: IndexPlan) -> jax.Array:
     dtype = data.dtype
     if jnp.issubdtype(dtype, jnp.floating):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _primitive
+from jax_index import _ad, _primitive
 from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, row_fold
 from jax_index.ops.row_map import row_map
@@ -76,7 +76,7 @@ def plain(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array:
     return out
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@_ad.custom_vjp(nondiff_argnums=(2,))
 def extremum(data: jax.Array, plan: IndexPlan, smallest: bool) -> jax.Array:
     """Return the extremum of the edges of each row; ties share its gradient equally."""
     return plain(data, plan, smallest)
@@ -100,7 +100,7 @@ def _extremum_bwd(smallest: bool, saved: Any, ct: Any) -> Any:
 extremum.defvjp(_extremum_fwd, _extremum_bwd)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def _share(
     ct: jax.Array, data: jax.Array, out: jax.Array, ties: jax.Array, plan: IndexPlan
 ) -> jax.Array:
@@ -116,7 +116,7 @@ def _share_bwd(saved: Any, ct: Any) -> Any:
     return _collect(ct, *saved), None, None, None, None
 
 
-@jax.custom_vjp
+@_ad.custom_vjp(linear=((0,),))
 def _collect(
     edges: jax.Array, data: jax.Array, out: jax.Array, ties: jax.Array, plan: IndexPlan
 ) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_index import _primitive
+from jax_index import _ad, _primitive
 from jax_index._plan import LONG_ROW, IndexPlan
 from jax_index.ops import pointwise, row_fold, rows
 
@@ -48,7 +48,7 @@ def plain(data: jax.Array, plan: IndexPlan) -> jax.Array:
     return out
 
 
-@jax.custom_vjp
+@_ad.custom_vjp
 def product(data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Return the product of the edges of each row."""
     return plain(data, plan)
@@ -69,7 +69,7 @@ def _product_bwd(saved: Any, ct: Any) -> Any:
 product.defvjp(_product_fwd, _product_bwd)
 
 
-@jax.custom_vjp
+@_ad.custom_vjp
 def _others(data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Return the product of the other edges of an edge's row.
 
@@ -134,7 +134,7 @@ def _others_by_scan(data: jax.Array, plan: IndexPlan) -> jax.Array:
     return pointwise.multiply(*sides)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@_ad.custom_vjp(nondiff_argnums=(3,), linear=((0,),))
 def _shifted(x: jax.Array, source: jax.Array, target: jax.Array, fill: int) -> jax.Array:
     """Return x of the edge `source`, `fill` where there is none; `target` is the inverse."""
     there = _primitive.along(source >= 0, x.ndim)

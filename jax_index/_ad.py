@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of an op and its adjoint, differentiable in reverse mode or in every mode.
+
+JAX's forward mode cannot pass through ``jax.custom_vjp``. In mode "any" the same pair of functions
+becomes two primitives: `op_p`, the op, and `tangent_p`, its derivative, which is linear. The
+derivative is the transpose of the adjoint, and its own transpose is the adjoint as it is written:
+reverse mode computes the very same bits in both modes. Nothing here computes with numbers, but for
+the sum of several operands' tangents, which the kernel of `adder` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jax_index import _check
+
+# --- The mode -----------------------------------------------------------------------------------
+
+
+def _mode_at_import() -> bool:
+    name = os.environ.get("JAX_INDEX_AD") or "reverse"
+    if name not in ("any", "reverse"):
+        fix = "Leave it unset for reverse mode alone, or set JAX_INDEX_AD=any."
+        _check.fail(ValueError, "__init__", "JAX_INDEX_AD", "'any' or 'reverse'", repr(name), fix)
+    return name == "any"
+
+
+class _Mode(threading.local):
+    any = _mode_at_import()
+
+
+_MODE = _Mode()
+
+
+@contextlib.contextmanager
+def any_mode() -> Iterator[None]:
+    """Let the ops that this thread calls be differentiable in every mode."""
+    before, _MODE.any = _MODE.any, True
+    try:
+        yield
+    finally:
+        _MODE.any = before
+
+
+def in_any_mode(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fun`, run in mode "any" whenever it is called."""
+
+    @functools.wraps(fun)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with any_mode():
+            return fun(*args, **kwargs)
+
+    return run
+
+
+def jit(fun: Callable[..., Any], static_argnums: Sequence[int] = ()) -> Callable[..., Any]:
+    """Jit a function whose trace depends on the mode: one cache for each."""
+    reverse = jax.jit(fun, static_argnums=static_argnums)
+    every = jax.jit(in_any_mode(fun), static_argnums=static_argnums)
+
+    @functools.wraps(fun)
+    def call(*args: Any) -> Any:
+        return every(*args) if _MODE.any else reverse(*args)
+
+    return call
+
+
+# The sum of two float arrays of one shape and dtype, with rules of its own: ops.pointwise.add.
+adder: Callable[[Any, Any], Any] = ad.add_jaxvals
+
+
+def _total(terms: list[Any]) -> Any:
+    own = terms[0].dtype in ("float16", "bfloat16", "float32", "float64")
+    return functools.reduce(adder if own else ad.add_jaxvals, terms)
+
+
+# --- The pair -----------------------------------------------------------------------------------
+
+
+class Rule:
+    """A function with an adjoint: what ``jax.custom_vjp`` makes of it, or more in mode "any"."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: Sequence[int] = (),
+        linear: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Take a function of arrays, pytrees of arrays, and static arguments.
+
+        Args:
+            fun: the function, as ``jax.custom_vjp`` takes it.
+            nondiff_argnums: the positions of its static arguments.
+            linear: groups of argument positions in which it is linear together (or affine): it can
+                be transposed with respect to those.
+        """
+        self.fun = fun
+        self.static = tuple(nondiff_argnums)
+        self.linear = linear
+        self.reverse = jax.custom_vjp(fun, nondiff_argnums=self.static)
+        functools.update_wrapper(self, fun)
+
+    def defvjp(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        tangent: Callable[..., Any] | None = None,
+        first_only: bool = False,
+    ) -> None:
+        """Set the rules.
+
+        Args:
+            fwd: as for ``jax.custom_vjp``.
+            bwd: as for ``jax.custom_vjp``, linear in the cotangent, made of ops with rules.
+            tangent: (static arguments, what fwd saved, a tangent for each argument, None in place
+                of leaves that do not vary) to the tangent of what has a derivative of the result.
+                Left out, it is the transpose of bwd.
+            first_only: of the result, a tuple, the first entry alone has a derivative.
+        """
+        self.fwd, self.bwd, self.tangent, self.first_only = fwd, bwd, tangent, first_only
+        self.reverse.defvjp(fwd, bwd)
+
+    def __call__(self, *args: Any) -> Any:
+        """Apply the function."""
+        if not _MODE.any:
+            return self.reverse(*args)
+        static = tuple(args[i] for i in self.static)
+        arrays = tuple(a for i, a in enumerate(args) if i not in self.static)
+        leaves, form = jax.tree.flatten(arrays)
+        call = _Call(self, static, form)
+        out = op_p.bind(*leaves, call=call, batches=())
+        return jax.tree.unflatten(call.out_form, out)
+
+    def merged(self, static: tuple[Any, ...], arrays: Sequence[Any]) -> list[Any]:
+        """Return all arguments in their order."""
+        rest, given = iter(arrays), dict(zip(self.static, static, strict=True))
+        count = len(static) + len(arrays)
+        return [given[i] if i in given else next(rest) for i in range(count)]
+
+
+def custom_vjp(
+    fun: Callable[..., Any] | None = None,
+    *,
+    nondiff_argnums: Sequence[int] = (),
+    linear: Sequence[Sequence[int]] = (),
+) -> Any:
+    """Decorate a function that gets an adjoint; see :class:`Rule`."""
+    if fun is None:
+        return functools.partial(Rule, nondiff_argnums=nondiff_argnums, linear=linear)
+    return Rule(fun, nondiff_argnums, linear)
+
+
+def push(fun: Callable[..., Any], args: Any, dots: Any) -> Any:
+    """Return the tangent of fun(*args) along `dots`: args' structure, None where nothing varies."""
+    leaves, form = jax.tree.flatten(args)
+    along = dict(enumerate(form.flatten_up_to(dots)))
+    active = [i for i, dot in along.items() if dot is not None]
+
+    def of_active(*values: Any) -> Any:
+        full = list(leaves)
+        for i, value in zip(active, values, strict=True):
+            full[i] = value
+        return fun(*jax.tree.unflatten(form, full))
+
+    return jax.jvp(of_active, [leaves[i] for i in active], [along[i] for i in active])[1]
+
+
+def _inexact(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+class _Call:
+    """One application of a rule: its static arguments, and the structure of the others."""
+
+    def __init__(self, rule: Rule, static: tuple[Any, ...], form: Any) -> None:
+        self.rule, self.static, self.form = rule, static, form
+        self.out_form: Any = None  # known once it is traced
+
+    def run(self, *leaves: Any) -> list[Any]:
+        """Return the leaves of the result."""
+        args = self.rule.merged(self.static, jax.tree.unflatten(self.form, leaves))
+        with any_mode():
+            out, self.out_form = jax.tree.flatten(self.rule.fun(*args))
+        return out
+
+    def moving(self, outs: Sequence[Any]) -> list[int]:
+        """Return which leaves of the result have a derivative."""
+        count = len(outs)
+        if self.rule.first_only:
+            count = self.out_form.children()[0].num_leaves
+        return [i for i in range(count) if _inexact(outs[i])]
+
+    def along(self, active: tuple[int, ...], leaves: Any, dots: Any) -> tuple[list[Any], list[Any]]:
+        """Return the leaves of the result, and tangents of those that have a derivative."""
+        args = self.rule.merged(self.static, jax.tree.unflatten(self.form, leaves))
+        with any_mode():
+            out, saved = self.rule.fwd(*args)
+        outs, self.out_form = jax.tree.flatten(out)
+        tangent = _Tangent(self, active, [jax.typeof(leaves[i]) for i in active], saved)
+        tangent.moving = self.moving(outs)
+        tangent.out_avals = [jax.typeof(value) for value in outs]
+        if not tangent.moving:
+            return outs, []
+        return outs, tangent_p.bind(*tangent.arrays(saved), *dots, call=tangent, batches=())
+
+
+class _Tangent:
+    """The derivative of one application with respect to some leaves, at what fwd saved."""
+
+    moving: list[int]
+    out_avals: list[Any]
+
+    def __init__(self, call: _Call, active: tuple[int, ...], avals: list[Any], saved: Any) -> None:
+        self.call, self.active, self.avals = call, active, avals
+        leaves, self.saved_form = jax.tree.flatten(saved)
+        # A rule may save a Python number, a size say, which stays one.
+        self.constants = [None if isinstance(v, jax.Array) else v for v in leaves]
+        self.num_saved = sum(c is None for c in self.constants)
+
+    def arrays(self, saved: Any) -> list[Any]:
+        """Return the arrays among what fwd saved."""
+        return [v for v in jax.tree.leaves(saved) if isinstance(v, jax.Array)]
+
+    def saved(self, arrays: Sequence[Any]) -> Any:
+        """Return what fwd saved."""
+        rest = iter(arrays)
+        leaves = [next(rest) if c is None else c for c in self.constants]
+        return jax.tree.unflatten(self.saved_form, leaves)
+
+    def push(self, *operands: Any) -> list[Any]:
+        """Return the tangents of the result: linear in the operands behind the saved ones."""
+        arrays, dots = operands[: self.num_saved], operands[self.num_saved :]
+        rule = self.call.rule
+        with any_mode():
+            if rule.tangent is not None:
+                full: list[Any] = [None] * self.call.form.num_leaves
+                for i, dot in zip(self.active, dots, strict=True):
+                    full[i] = dot
+                along = self.call.form.unflatten(full)
+                out = rule.tangent(*self.call.static, self.saved(arrays), *along)
+                return list(jax.tree.leaves(out))
+            specs = [self.out_avals[i] for i in self.moving]
+            terms = []
+            for k, dot in enumerate(dots):
+                one = lambda *cts, k=k: self.pull(*arrays, *cts)[k]  # noqa: E731
+                terms.append(jax.linear_transpose(one, *specs)(dot))
+            return [_total(list(parts)) for parts in zip(*terms, strict=True)]
+
+    def zeros(self, *operands: Any) -> list[Any]:
+        """Return tangents that are 0."""
+        del operands
+        return [ad.zeros_like_aval(self.out_avals[i].to_tangent_aval()) for i in self.moving]
+
+    def pull(self, *operands: Any) -> list[Any]:
+        """Return the cotangents of the active leaves: linear in those behind the saved ones."""
+        arrays, cts = operands[: self.num_saved], operands[self.num_saved :]
+        call = self.call
+        full = [ad.instantiate_zeros(ad.Zero(aval.to_tangent_aval())) for aval in self.out_avals]
+        for i, ct in zip(self.moving, cts, strict=True):
+            full[i] = ct
+        ct = jax.tree.unflatten(call.out_form, full)
+        with any_mode():
+            grads = call.rule.bwd(*call.static, self.saved(arrays), ct)
+        flat: list[Any] = []
+        for form, grad in zip(call.form.children(), grads, strict=True):
+            flat += [None] * form.num_leaves if grad is None else form.flatten_up_to(grad)
+        return [
+            ad.zeros_like_aval(aval) if flat[i] is None else flat[i]
+            for i, aval in zip(self.active, self.avals, strict=True)
+        ]
+
+
+# --- The two primitives -------------------------------------------------------------------------
+# `batches` holds, from the innermost vmap on, the batch axis of each operand; results carry the
+# batch in front.
+
+
+def _batched(fun: Callable[..., Any], batches: Any) -> Callable[..., Any]:
+    for axes in batches:
+        fun = jax.vmap(fun, in_axes=axes)
+    return fun
+
+
+def _define(name: str, method: str, abstract_method: str) -> Primitive:
+    """Make a primitive that runs a method of its parameter `call` under `batches`.
+
+    Shapes come from `abstract_method`: tracing a tangent for them would not end, since it is made
+    of its own adjoint's tangent.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    def evaluate(*operands: Any, call: Any, batches: Any) -> Any:
+        return _batched(getattr(call, method), batches)(*operands)
+
+    def abstract(*avals: Any, call: Any, batches: Any) -> Any:
+        fun = _batched(getattr(call, abstract_method), batches)
+        return jax.make_jaxpr(fun)(*avals).out_avals
+
+    def batch(operands: Any, axes: Any, *, call: Any, batches: Any) -> Any:
+        out = primitive.bind(*operands, call=call, batches=(*batches, tuple(axes)))
+        return out, [0] * len(out)
+
+    primitive.def_impl(evaluate)
+    primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
+    return primitive
+
+
+op_p = _define("jax_index_op", "run", "run")
+tangent_p = _define("jax_index_tangent", "push", "zeros")
+
+
+def _along(call: _Call, batches: Any, active: tuple[int, ...]) -> Callable[..., Any]:
+    """Return the function of leaves and active tangents to results and their tangents."""
+
+    def fun(leaves: Any, dots: Any) -> Any:
+        return call.along(active, leaves, dots)
+
+    for axes in batches:
+        fun = jax.vmap(fun, in_axes=(list(axes), [axes[i] for i in active]))
+    return fun
+
+
+def _op_jvp(primals: Any, tangents: Any, *, call: _Call, batches: Any) -> Any:
+    active = tuple(i for i, t in enumerate(tangents) if type(t) is not ad.Zero)
+    outs, dots = _along(call, batches, active)(list(primals), [tangents[i] for i in active])
+    full = [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in outs]
+    # Nothing varies where all that has a derivative is an integer.
+    for i, dot in zip(call.moving(outs) if dots else [], dots, strict=True):
+        full[i] = dot
+    return outs, full
+
+
+def _op_transpose(cts: Any, *operands: Any, call: _Call, batches: Any) -> Any:
+    active = tuple(i for i, v in enumerate(operands) if ad.is_undefined_primal(v))
+    rule, forms = call.rule, call.form.children()
+    numbers = [i for i in range(len(forms) + len(rule.static)) if i not in rule.static]
+    owners = [n for n, form in zip(numbers, forms, strict=True) for _ in range(form.num_leaves)]
+    positions = {owners[i] for i in active}
+    if not any(positions <= set(group) for group in rule.linear):
+        name = getattr(rule.fun, "__name__", "op").lstrip("_")
+        fix = "Differentiate with jax.vjp or jax.jvp; only linear functions can be transposed."
+        expected = "linear in the operands that it is transposed with respect to"
+        _check.fail(TypeError, name, "the function", expected, "one that is not", fix)
+    avals = [operands[i].aval for i in active]
+    primals = [ad.zeros_like_aval(v.aval) if i in active else v for i, v in enumerate(operands)]
+    along = _along(call, batches, active)
+    outs = jax.eval_shape(along, primals, avals)[0]
+    given = [ad.instantiate_zeros(cts[i]) for i in call.moving(outs)]
+    found = jax.linear_transpose(lambda *dots: along(primals, list(dots))[1], *avals)(given)
+    full: list[Any] = [None] * len(operands)
+    for i, ct in zip(active, found, strict=True):
+        full[i] = ct
+    return full
+
+
+def _tangent_jvp(primals: Any, tangents: Any, *, call: _Tangent, batches: Any) -> Any:
+    count = call.num_saved
+    out = tangent_p.bind(*primals, call=call, batches=batches)
+    terms = []
+    if any(type(t) is not ad.Zero for t in tangents[count:]):
+        dots = [ad.instantiate_zeros(t) for t in tangents[count:]]
+        terms.append(tangent_p.bind(*primals[:count], *dots, call=call, batches=batches))
+    if any(type(t) is not ad.Zero for t in tangents[:count]):
+        # In what was saved it is any function: differentiate what it is made of.
+        along = [None if type(t) is ad.Zero else t for t in tangents[:count]]
+        along += [None] * (len(primals) - count)
+        terms.append(push(_batched(call.push, batches), tuple(primals), tuple(along)))
+    return out, [_total(list(parts)) for parts in zip(*terms, strict=True)]
+
+
+def _tangent_transpose(cts: Any, *operands: Any, call: _Tangent, batches: Any) -> Any:
+    count, moving = call.num_saved, len(call.moving)
+    fun: Callable[..., Any] = call.pull
+    for axes in batches:
+        fun = _pulled(fun, axes[:count], axes[count:], moving)
+    found = fun(*operands[:count], *(ad.instantiate_zeros(ct) for ct in cts))
+    return [*[None] * count, *found]
+
+
+def _pulled(fun: Callable[..., Any], saved: Any, dots: Any, moving: int) -> Callable[..., Any]:
+    """Batch an adjoint; what the batch shares gets the sum, which JAX makes here as elsewhere."""
+    out_axes = [0 if axis is None else axis for axis in dots]
+    inner = jax.vmap(fun, in_axes=(*saved, *[0] * moving), out_axes=out_axes)
+
+    def outer(*operands: Any) -> Any:
+        grads = inner(*operands)
+        pairs = zip(grads, dots, strict=True)
+        return [grad.sum(0) if axis is None else grad for grad, axis in pairs]
+
+    return outer
+
+
+ad.primitive_jvps[op_p] = _op_jvp
+ad.primitive_transposes[op_p] = _op_transpose
+ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_transposes[tangent_p] = _tangent_transpose
