@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_index import _check, _native
+from jax_index import _check, _native, _parts, _sharding
 
 Shape = tuple[int, ...]
 
@@ -53,7 +53,13 @@ def define(
     """
     primitive = Primitive(f"jax_index_{name}")
     primitive.multiple_results = True
-    primitive.def_abstract_eval(abstract)
+    parts = _parts.TABLE[name]
+    cut = _sharding.register(primitive)
+
+    @primitive.def_abstract_eval
+    def avals(*operands: Any, **params: Any) -> Any:
+        out, *rooms = abstract(*operands, **params)
+        return [_sharding.explicit(name, parts, operands, out, params), *rooms]
 
     @lru_cache(maxsize=256)
     def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
@@ -70,6 +76,8 @@ def define(
         def lower(
             ctx: Any, *operands: Any, rule: Any = rule, platform: str = platform, **params: Any
         ) -> Any:
+            if cut and _sharding.applies(ctx):
+                return _sharding.lower(name, primitive, parts, ctx, *operands, **params)
             if native is not None and native(platform, ctx.avals_in, ctx.avals_out, **params):
                 return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
             first, out = ctx.avals_in[0], ctx.avals_out[0]

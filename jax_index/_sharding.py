@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs for several devices: which axes of a call a device may have a part of.
+
+XLA cannot see into a kernel, so that it would gather every operand to every device. Here each
+primitive says what its axes are, and a part of the data goes through the same kernel. Axes of
+batches, heads and features are independent of each other: a device computes its own part and nobody
+communicates. Rows that edges look up are needed whole. A sum over an axis that is cut is the sum of
+what the devices have, if it may be.
+
+Nothing here concerns a program of one device, or the body of a shard_map: there the kernel is
+called as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_index import _check
+
+Names = tuple[str, ...]
+
+# What the axis of rows or edges of an operand, or an axis of a plan's array, is:
+WHOLE = "whole"  # every device reads all of it
+EDGES = "edges"  # an entry of the result needs the entry of the same number alone
+SUMMED = "summed"  # the kernel sums over it
+
+
+class Parts(NamedTuple):
+    """What the axes of one call are.
+
+    data: the number of each data operand, and what its axis of rows or edges is.
+    plan: the number of each array of a plan, and what its axes behind those of a batch are.
+    out: what the axis of the first result is; further results are workspaces.
+    contracted: how many last axes of the data are summed over.
+    local: the parameters, and how many edges a device has, to the parameters of its call.
+    add: the primitive, mesh axes, operands and parameters to the result added over these axes,
+        where a summed axis is cut; None: that is an error.
+    """
+
+    data: Sequence[tuple[int, str]]
+    plan: Sequence[tuple[int, Sequence[str]]] = ()
+    out: str = WHOLE
+    contracted: int = 0
+    local: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
+    add: Callable[..., Any] | None = None
+
+
+PartsOf = Callable[..., Parts]
+
+
+class _Rule(NamedTuple):
+    """A name for each axis of a call; axes of one name are cut together."""
+
+    operands: list[Names]
+    result: Names
+    sizes: dict[str, int]
+    alone: frozenset[str]  # axes that are not cut
+    added: frozenset[str]  # axes that the result does not have
+
+
+def _rule(parts: Parts, shapes: Sequence[Any], out: Any, params: dict[str, Any]) -> _Rule:
+    """Name the axes of operands of `shapes` and of a result of shape `out`."""
+    axis, plan_axes = params.get("axis"), params.get("plan_axes", ())
+    rank = len(out) + parts.contracted
+    whole = [shapes[k] for k, _ in parts.data if len(shapes[k]) == rank]
+    full = [*out, *(max(s[d] for s in whole) for d in range(len(out), rank))]
+    sizes: dict[str, int] = {}
+    alone: set[str] = set()
+
+    def name(operand: int, d: int, size: int, kind: str, wanted: int) -> str:
+        # An axis of size 1 that others do not have so is shared along it.
+        if kind == WHOLE or size != wanted:
+            alone.add(f"o{operand}d{d}")
+            kind = f"o{operand}d{d}"
+        sizes[kind] = size
+        return kind
+
+    names: list[Names] = [()] * len(shapes)
+    for k, kind in parts.data:
+        names[k] = tuple(
+            name(k, d, size, kind, size if kind == SUMMED else out[d])
+            if d == axis
+            else name(k, d, size, f"a{d}", full[d])
+            for d, size in enumerate(shapes[k])
+        )
+    lead = len(plan_axes)
+    for k, kinds in parts.plan:
+        names[k] = tuple(
+            name(k, d, size, f"a{plan_axes[d]}", full[plan_axes[d]])
+            if d < lead
+            else name(k, d, size, kinds[d - lead], size)
+            for d, size in enumerate(shapes[k])
+        )
+    result = tuple(
+        name(len(shapes), d, size, parts.out if d == axis else f"a{d}", size)
+        for d, size in enumerate(out)
+    )
+    added = frozenset(sizes) - frozenset(result) - alone
+    return _Rule(names, result, sizes, frozenset(alone), added)
+
+
+def _mesh_axes(entry: Any) -> Names:
+    if entry is None:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
+
+
+def _padded(sharding: Any, rank: int) -> list[Any]:
+    return [*sharding.spec, *[None] * rank][:rank]
+
+
+def _cuts(rule: _Rule, specs: Sequence[Any], result: Any, mesh: Any) -> dict[str, Names]:
+    """Choose the mesh axes that each named axis is cut over.
+
+    Operands are followed before the result: work that is spread stays spread. A mesh axis cuts one
+    axis of a call.
+    """
+    found: dict[str, Names] = {}
+    for names, spec in [*zip(rule.operands, specs, strict=True), (rule.result, result)]:
+        for name, entry in zip(names, spec, strict=True):
+            axes = _mesh_axes(entry)
+            taken = {axis for used in found.values() for axis in used}
+            if not axes or name in found or name in rule.alone or taken & set(axes):
+                continue
+            # What pads the last part of an uneven cut would be summed.
+            even = rule.sizes[name] % math.prod(mesh.shape[a] for a in axes) == 0
+            if even or name not in rule.added or name == SUMMED:
+                found[name] = axes
+    return found
+
+
+def _spec(names: Names, cuts: dict[str, Names]) -> PartitionSpec:
+    return PartitionSpec(*(cuts.get(name) or None for name in names))
+
+
+# --- Explicit meshes ------------------------------------------------------------------------------
+
+
+def explicit(
+    op: str, parts_of: PartsOf, avals: Sequence[Any], out: Any, params: dict[str, Any]
+) -> Any:
+    """Return the aval of the result with the sharding that operands of an explicit mesh give it."""
+    specs = [_padded(aval.sharding, aval.ndim) for aval in avals]
+    if all(entry is None for spec in specs for entry in spec):
+        return out
+    mesh = next(a.sharding.mesh for a, s in zip(avals, specs, strict=True) if any(s))
+    shapes = [aval.shape for aval in avals]
+    parts = parts_of(**params)
+    rule = _rule(parts, shapes, out.shape, params)
+    _refuse_cut_sums(op, parts, rule, shapes, specs)
+    cuts = _cuts(rule, specs, [None] * out.ndim, mesh)
+    return out.update(sharding=NamedSharding(mesh, _spec(rule.result, cuts)))
+
+
+def _refuse_cut_sums(op: str, parts: Parts, rule: _Rule, shapes: Any, specs: Any) -> None:
+    """Raise where a sum over edges is cut and adding the parts was not asked for."""
+    if parts.add is not None:
+        return
+    for names, shape, spec in zip(rule.operands, shapes, specs, strict=True):
+        for d, (name, entry) in enumerate(zip(names, spec, strict=True)):
+            if name == SUMMED and _mesh_axes(entry):
+                fix = (
+                    "Cut the graph with jax_index.partition; or replicate the array first, with "
+                    "jax.lax.with_sharding_constraint or jax.sharding.reshard; or, in scatter_add, "
+                    "segment_sum and the gradient of gather, let devices add the sums of their "
+                    "parts with allow_reduction=True, whose bits are not promised."
+                )
+                given = f"an array of shape {tuple(shape)} with axis {d} sharded over {entry!r}"
+                _check.fail(ValueError, op, "what is summed", "whole on every device", given, fix)
+
+
+# --- Automatic meshes -----------------------------------------------------------------------------
+
+
+def register(primitive: Primitive) -> bool:
+    """Let JAX tell the lowering of a primitive the devices; say whether this JAX can."""
+    try:
+        from jax._src.dispatch import prim_requires_devices_during_lowering as primitives
+
+        primitives.add(primitive)
+    except (ImportError, AttributeError):  # pragma: no cover (no known version)
+        return False
+    return True
+
+
+def applies(ctx: Any) -> bool:
+    """Say whether a program is for several devices and JAX, not the user, cuts its arrays.
+
+    An exported program can call no Python when it is compiled, elsewhere.
+    """
+    context = ctx.module_context.axis_context
+    devices = getattr(context, "device_assignment", None)
+    if devices is None or len(devices) < 2 or getattr(context, "abstract_mesh", None) is None:
+        return False
+    lowering = getattr(ctx.module_context, "lowering_parameters", None)
+    exported = getattr(lowering, "for_export", False)
+    return not exported and all(aval.size for aval in (*ctx.avals_in, *ctx.avals_out[:1]))
+
+
+def lower(
+    op: str, primitive: Primitive, parts_of: PartsOf, ctx: Any, *operands: Any, **params: Any
+) -> Any:
+    """Lower a call for several devices: each computes the result's part that it has."""
+    out, *rooms = ctx.avals_out
+    shapes = [aval.shape for aval in ctx.avals_in]
+    parts = parts_of(**params)
+    rule = _rule(parts, shapes, out.shape, params)
+
+    def whole(*operands: Any) -> Any:
+        return primitive.bind(*operands, **params)[0]
+
+    def infer(mesh: Any, args: Any, result: Any) -> Any:
+        specs = [_padded(a.sharding, len(a.shape)) for a in args]
+        cuts = _cuts(rule, specs, [None] * len(result.shape), mesh)
+        return NamedSharding(mesh, _spec(rule.result, cuts))
+
+    def partition(mesh: Any, args: Any, result: Any) -> Any:
+        specs = [_padded(a.sharding, len(a.shape)) for a in args]
+        _refuse_cut_sums(op, parts, rule, shapes, specs)
+        cuts = _cuts(rule, specs, _padded(result.sharding, len(result.shape)), mesh)
+        added = tuple(axis for name in rule.added for axis in cuts.get(name, ()))
+
+        def local(*operands: Any) -> Any:
+            mine = dict(params)
+            if EDGES in cuts and parts.local is not None:
+                each = math.prod(mesh.shape[a] for a in cuts[EDGES])
+                mine = parts.local(mine, -(-rule.sizes[EDGES] // each))
+            if added and parts.add is not None:
+                return parts.add(primitive, added, *operands, **mine)
+            return primitive.bind(*operands, **mine)[0]
+
+        shardings = [NamedSharding(mesh, _spec(names, cuts)) for names in rule.operands]
+        return mesh, local, NamedSharding(mesh, _spec(rule.result, cuts)), tuple(shardings)
+
+    partitioned = custom_partitioning(whole)
+    partitioned.def_partition(
+        partition=partition,
+        infer_sharding_from_operands=infer,
+        sharding_rule=SdyShardingRule(
+            tuple(ArrayMapping(*names) for names in rule.operands), (ArrayMapping(*rule.result),)
+        ),
+    )
+
+    def call(*operands: Any) -> Any:
+        # No one reads a workspace; the local calls have their own.
+        return [partitioned(*operands), *(jnp.zeros(room.shape, room.dtype) for room in rooms)]
+
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def part_of(vector: jax.Array, names: Names, count: int) -> jax.Array:
+    """Return a device's `count` entries of a replicated array's last axis, -1 behind its end."""
+    before = vector.shape[-1]
+    number = jax.lax.axis_index(names)
+    size = math.prod(jax.lax.axis_size(name) for name in names)
+    widths = [(0, 0)] * (vector.ndim - 1) + [(0, size * count - before)]
+    filled = jnp.pad(vector, widths, constant_values=-1)
+    return jax.lax.dynamic_slice_in_dim(filled, number * count, count, axis=-1)
