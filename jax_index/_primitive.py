@@ -63,7 +63,11 @@ def define(
 
     @lru_cache(maxsize=256)
     def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-        return jax.jit(partial(primitive.bind, **dict(params)))
+        run: Any = partial(primitive.bind, **dict(params))
+        run.__name__ = run.__qualname__ = primitive.name
+        # JAX's mark of a program of one primitive: under debug_nans it is not taken apart further.
+        run._apply_primitive = True
+        return jax.jit(run)
 
     @primitive.def_impl
     def evaluate(*operands: Any, **params: Any) -> Any:
