@@ -62,6 +62,14 @@ def size(op: str, argument: str, value: Any) -> int:
     return number
 
 
+def flag(op: str, argument: str, value: Any) -> bool:
+    """Check a Python bool."""
+    if not isinstance(value, bool):
+        fix = "It is part of the program: pass it as a Python bool."
+        fail(TypeError, op, argument, "True or False", describe(value), fix)
+    return value
+
+
 def axis(op: str, value: Any, ndim: int, argument: str) -> int:
     """Check an axis of an array with `ndim` dimensions and make it non-negative."""
     if ndim == 0:

@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from jax_index import _csr, _sharding
+from jax_index import _csr
 from jax_index._sharding import EDGES, SUMMED, WHOLE, Parts
 
 # indptr, perm and tasks: what follows the ids among the arrays of a plan.
 _CSR = ((WHOLE,), (WHOLE,), (WHOLE, WHOLE))
 
 
-def _fold(*data: tuple[int, str], first: int = 1, add: Any = None) -> Parts:
+def _fold(*data: tuple[int, str], first: int = 1) -> Parts:
     """Return the parts of a sum over the rows of a plan whose arrays begin at operand `first`."""
     plan = [(first, (WHOLE,)), *((first + 1 + k, kinds) for k, kinds in enumerate(_CSR))]
-    return Parts(data, plan, add=add)
+    return Parts(data, plan)
 
 
 def _gather(**_: Any) -> Parts:
@@ -31,7 +31,10 @@ def _gather(**_: Any) -> Parts:
 
 
 def _scatter_add(allow_reduction: bool = False, **_: Any) -> Parts:
-    return _fold((0, SUMMED), add=_add_sums if allow_reduction else None)
+    parts = _fold((0, SUMMED))
+    if not allow_reduction:
+        return parts
+    return parts._replace(plan=[(1, (SUMMED,)), *parts.plan[1:]], add=_add_sums)
 
 
 def _index_add(**_: Any) -> Parts:
@@ -122,8 +125,7 @@ def _add_sums(
 ) -> Any:
     """Sum a device's edges into all rows, by a plan of these edges made on the device; add."""
     del csr
-    count, n = y.shape[p["axis"]], indptr.shape[-1] - 1
-    mine = _sharding.part_of(ids, names, count)
+    n = indptr.shape[-1] - 1
     plan = lambda rows: _csr.from_traced_rows(rows, n)  # noqa: E731
     for _ in p["plan_axes"]:
         plan = jax.vmap(plan)
@@ -133,7 +135,7 @@ def _add_sums(
     y = y.astype(_wide(y.dtype))
     # What is known of the whole plan is not known of one made here.
     flags = {"identity": False, "no_long_row": False, "float4": False, "allow_reduction": False}
-    out, _ = primitive.bind(y, *plan(mine), **{**p, **flags})
+    out, _ = primitive.bind(y, *plan(ids), **{**p, **flags})
     out = jax.lax.psum(out, names)
     if float4:
         narrow = jax.lax.bitcast_convert_type(out.astype(jnp.float4_e2m1fn), jnp.uint4)

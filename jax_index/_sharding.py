@@ -136,10 +136,13 @@ def _cuts(rule: _Rule, specs: Sequence[Any], result: Any, mesh: Any) -> dict[str
             if not axes or name in found or name in rule.alone or taken & set(axes):
                 continue
             # What pads the last part of an uneven cut would be summed.
-            even = rule.sizes[name] % math.prod(mesh.shape[a] for a in axes) == 0
-            if even or name not in rule.added or name == SUMMED:
+            if name not in rule.added or _is_even(rule, name, axes, mesh):
                 found[name] = axes
     return found
+
+
+def _is_even(rule: _Rule, name: str, axes: Names, mesh: Any) -> bool:
+    return rule.sizes[name] % math.prod(mesh.shape[a] for a in axes) == 0
 
 
 def _spec(names: Names, cuts: dict[str, Names]) -> PartitionSpec:
@@ -160,26 +163,54 @@ def explicit(
     shapes = [aval.shape for aval in avals]
     parts = parts_of(**params)
     rule = _rule(parts, shapes, out.shape, params)
-    _refuse_cut_sums(op, parts, rule, shapes, specs)
+    _refuse_cut_sums(op, parts, rule, shapes, specs, mesh)
     cuts = _cuts(rule, specs, [None] * out.ndim, mesh)
     return out.update(sharding=NamedSharding(mesh, _spec(rule.result, cuts)))
 
 
-def _refuse_cut_sums(op: str, parts: Parts, rule: _Rule, shapes: Any, specs: Any) -> None:
+def _refuse_cut_sums(
+    op: str, parts: Parts, rule: _Rule, shapes: Any, specs: Any, mesh: Any
+) -> None:
     """Raise where a sum over edges is cut and adding the parts was not asked for."""
-    if parts.add is not None:
-        return
     for names, shape, spec in zip(rule.operands, shapes, specs, strict=True):
         for d, (name, entry) in enumerate(zip(names, spec, strict=True)):
-            if name == SUMMED and _mesh_axes(entry):
+            axes = _mesh_axes(entry)
+            if name != SUMMED or not axes:
+                continue
+            if parts.add is None:
+                expected = "whole on every device"
                 fix = (
                     "Cut the graph with jax_index.partition; or replicate the array first, with "
                     "jax.lax.with_sharding_constraint or jax.sharding.reshard; or, in scatter_add, "
                     "segment_sum and the gradient of gather, let devices add the sums of their "
                     "parts with allow_reduction=True, whose bits are not promised."
                 )
-                given = f"an array of shape {tuple(shape)} with axis {d} sharded over {entry!r}"
-                _check.fail(ValueError, op, "what is summed", "whole on every device", given, fix)
+            elif not _is_even(rule, name, axes, mesh):
+                expected = "whole on every device or sharded evenly"
+                fix = "Pad the edges, with -1 for their ids."
+            else:
+                continue
+            given = f"an array of shape {tuple(shape)} with axis {d} sharded over {entry!r}"
+            _check.fail(ValueError, op, "what is summed", expected, given, fix)
+
+
+def whole(x: jax.Array, axis: int) -> jax.Array:
+    """Replicate rows that are sharded over an explicit mesh; the cotangent is sharded again."""
+    return _resharded(x, axis, None)
+
+
+def like_edges(ids: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+    """Shard ids as the edges of y are over an explicit mesh, and so what is gathered with them."""
+    spec = _padded(jax.typeof(y).sharding, y.ndim)
+    return ids if spec[axis] is None else _resharded(ids, -1, spec[axis])
+
+
+def _resharded(x: jax.Array, axis: int, entry: Any) -> jax.Array:
+    spec = _padded(jax.typeof(x).sharding, x.ndim)
+    if spec[axis] == entry:
+        return x
+    spec[axis] = entry
+    return jax.sharding.reshard(x, PartitionSpec(*spec))
 
 
 # --- Automatic meshes -----------------------------------------------------------------------------
@@ -229,7 +260,7 @@ def lower(
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         specs = [_padded(a.sharding, len(a.shape)) for a in args]
-        _refuse_cut_sums(op, parts, rule, shapes, specs)
+        _refuse_cut_sums(op, parts, rule, shapes, specs, mesh)
         cuts = _cuts(rule, specs, _padded(result.sharding, len(result.shape)), mesh)
         added = tuple(axis for name in rule.added for axis in cuts.get(name, ()))
 
@@ -259,13 +290,3 @@ def lower(
         return [partitioned(*operands), *(jnp.zeros(room.shape, room.dtype) for room in rooms)]
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
-
-
-def part_of(vector: jax.Array, names: Names, count: int) -> jax.Array:
-    """Return a device's `count` entries of a replicated array's last axis, -1 behind its end."""
-    before = vector.shape[-1]
-    number = jax.lax.axis_index(names)
-    size = math.prod(jax.lax.axis_size(name) for name in names)
-    widths = [(0, 0)] * (vector.ndim - 1) + [(0, size * count - before)]
-    filled = jnp.pad(vector, widths, constant_values=-1)
-    return jax.lax.dynamic_slice_in_dim(filled, number * count, count, axis=-1)

@@ -105,10 +105,12 @@ MAY_IMPORT = {
     "_ends": {"_check", "_csr", "_ids", "_plan"},
     "_matrices": {"_check", "_csr", "_ends", "_plan"},
     "_graph": {"_csr", "_ends", "_file", "_matrices", "_plan"},
+    "_blocks": set(),
+    "_partition": {"_blocks", "_check", "_csr", "_graph", "_ids", "_plan", "_primitive", "ops"},
     "_export": {"_graph", "_native", "_plan"},
 }
 OP_MODULES = {"_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan", "_primitive"}
-OP_MODULES |= {"_storage", "ops"}
+OP_MODULES |= {"_sharding", "_storage", "ops"}
 
 
 def imports(path):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_index import _check
+from jax_index import _check, _sharding
 from jax_index._graph import Graph
 from jax_index.ops.convert import convert
 from jax_index.ops.graph_arguments import computed, per_edge
@@ -61,7 +61,7 @@ def features(op: str, name: str, value: Any, count: int, what: str) -> jax.Array
         fix = f"For one head reshape it: {name}[:, None, :]."
         _check.fail(ValueError, op, name, expected, _check.describe(value), fix)
     _check.rows(op, name, value, 0, count, what, _check.GRAPH_FIX)
-    return value
+    return _sharding.whole(value, 0)
 
 
 def edge_arrays(op: str, graph: Graph, shape: tuple[int, ...], dtype: Any, **given: Any) -> Any:

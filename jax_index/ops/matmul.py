@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _ad, _check, _primitive
+from jax_index import _ad, _check, _primitive, _sharding
 from jax_index._graph import Graph
 from jax_index._plan import IndexPlan
 from jax_index.ops import pointwise, row_fold
@@ -240,7 +240,7 @@ def spmm(graph: Graph, x: Any, weights: Any = None) -> jax.Array:
         weights = per_edge(op, "weights", weights, graph, x.shape[1:], "x")
         dtype = jnp.result_type(x, weights)
         weights = computed(weights, dtype)
-    out_dtype, x = dtype, computed(x, dtype)
+    out_dtype, x = dtype, computed(_sharding.whole(x, 0), dtype)
     x, weights, graph = _primitive.align_varying(x, weights, graph)
     return stored(_spmm_jit(x, weights, graph), out_dtype)
 
@@ -452,6 +452,6 @@ def sddmm(graph: Graph, x: Any, y: Any) -> jax.Array:
         expected = f"an array of x's shape {x.shape} behind the first axis"
         _check.fail(ValueError, op, "y", expected, f"shape {y.shape}", fix)
     dtype = jnp.result_type(x, y)
-    x, y = computed(x, dtype), computed(y, dtype)
+    x, y = (computed(_sharding.whole(v, 0), dtype) for v in (x, y))
     x, y, graph = _primitive.align_varying(x, y, graph)
     return stored(_sddmm_jit(x, y, graph, 1, x.dtype), dtype)

@@ -6,6 +6,7 @@ gather and scatter_add are each other's adjoint, so derivatives of any order nee
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _ad, _cache, _check, _fill, _primitive, _storage
+from jax_index import _ad, _cache, _check, _fill, _primitive, _sharding, _storage
 from jax_index._plan import IndexPlan
 from jax_index.ops import row_fold
 from jax_index.ops.convert import convert
@@ -99,6 +100,7 @@ def gather(
     mode: str | None = None,
     fill_value: Any = 0,
     lowering: str = "auto",
+    allow_reduction: bool = False,
 ) -> jax.Array:
     """Take rows of ``x``: ``out[e] = x[ids[e]]``, or ``fill_value`` where ids[e] names no row.
 
@@ -113,6 +115,7 @@ def gather(
         lowering: ``"kernel"``: this package's kernel; ``"native"``: XLA's gather, which it fuses
             into what consumes it; ``"auto"``: by shapes, dtype and platform. The adjoint is ours
             and the bits are the same.
+        allow_reduction: as in :func:`scatter_add`, for the gradient.
 
     Returns:
         ``[m, ...]`` of ``x``'s dtype, not weakly typed.
@@ -144,14 +147,17 @@ def gather(
         fix = "Leave it out to let shapes decide."
         expected = "'auto', 'kernel' or 'native'"
         _check.fail(ValueError, op, "lowering", expected, repr(lowering), fix)
-    x, plan = _primitive.align_varying(x, plan)
-    return _gather_jit(x, plan, axis, _fill.words(op, fill_value, x.dtype), lowering)
+    allow_reduction = _check.flag(op, "allow_reduction", allow_reduction)
+    x, plan = _primitive.align_varying(_sharding.whole(x, axis), plan)
+    fill = _fill.words(op, fill_value, x.dtype)
+    return _gather_jit(x, plan, axis, fill, lowering, allow_reduction)
 
 
-@_ad.custom_vjp(nondiff_argnums=(2, 3, 4), linear=((0,),))
+@_ad.custom_vjp(nondiff_argnums=(2, 3, 4, 5), linear=((0,),))
 def _gather(
-    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str
+    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str, allow: bool
 ) -> jax.Array:
+    del allow
     stored = _storage.encode(x)
     (out,) = gather_p.bind(
         stored,
@@ -164,27 +170,28 @@ def _gather(
 
 
 def _gather_fwd(
-    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str
+    x: jax.Array, plan: IndexPlan, axis: int, fill: tuple[int, int], lowering: str, allow: bool
 ) -> tuple[jax.Array, IndexPlan]:
-    return _gather(x, plan, axis, fill, lowering), plan
+    return _gather(x, plan, axis, fill, lowering, allow), plan
 
 
 def _gather_bwd(
-    axis: int, fill: tuple[int, int], lowering: str, plan: IndexPlan, ct: Any
+    axis: int, fill: tuple[int, int], lowering: str, allow: bool, plan: IndexPlan, ct: Any
 ) -> tuple[Any, None]:
     del fill, lowering
     if ct.dtype == jax.dtypes.float0:
         return None, None
-    return scatter_add(ct, plan, axis=axis), None
+    return scatter_add(ct, plan, axis=axis, allow_reduction=allow), None
 
 
 _gather.defvjp(_gather_fwd, _gather_bwd)
-_gather_jit = _ad.jit(_gather, static_argnums=(2, 3, 4))
+_gather_jit = _ad.jit(_gather, static_argnums=(2, 3, 4, 5))
 
 # --- scatter_add --------------------------------------------------------------------------------
 
 
-def _fold_attributes(float4: bool, **p: Any) -> dict[str, Any]:
+def _fold_attributes(float4: bool, allow_reduction: bool = False, **p: Any) -> dict[str, Any]:
+    del allow_reduction
     return {**row_fold.plan_attributes(**p), "float4": np.bool_(float4)}
 
 
@@ -216,7 +223,13 @@ scatter_add_p = _primitive.define(
 
 
 def scatter_add(
-    y: Any, plan: Any, *, num_rows: int | None = None, axis: int = 0, mode: str | None = None
+    y: Any,
+    plan: Any,
+    *,
+    num_rows: int | None = None,
+    axis: int = 0,
+    mode: str | None = None,
+    allow_reduction: bool = False,
 ) -> jax.Array:
     """Sum edges into rows: ``out[i] = Σ_{e: ids[e] = i} y[e]``; a row with no edge is +0.
 
@@ -227,6 +240,8 @@ def scatter_add(
         num_rows: n. With a plan None or equal to the plan's; with ids required.
         axis: the axis of edges; a Python int.
         mode: with a plan None. With ids ``"raise"``, ``"drop"`` or None, see :func:`make_plan`.
+        allow_reduction: where the edges are sharded over devices, let each sum its own and add the
+            sums over devices, instead of an error. The gradient is ``gather`` with the same.
 
     Returns:
         ``[n, ...]`` of ``y``'s dtype, not weakly typed. Narrow floats are summed in float32 and
@@ -234,7 +249,8 @@ def scatter_add(
 
     Raises:
         TypeError: a wrong type of argument; a bool ``y``.
-        ValueError: sizes that do not belong together.
+        ValueError: sizes that do not belong together; on an explicit mesh, edges that are sharded
+            without allow_reduction (on an automatic one the same text comes from the compiler).
         IndexError: raw ids out of range in mode "raise".
 
     Gradient:
@@ -244,7 +260,7 @@ def scatter_add(
         A row's edges, in the caller's order, are cut into chunks of 32, each folded left to right
         from +0; chunk results are folded in the same way, level by level. The bits depend on the
         inputs alone: equal for any number of threads, eager and jitted, batched and looped, on CPU
-        and CUDA. No atomics.
+        and CUDA. No atomics. Sums over devices (allow_reduction) are outside of this.
 
     Example:
         >>> import jax.numpy as jnp, jax_index
@@ -252,6 +268,7 @@ def scatter_add(
         [1.0, 0.0, 2.0, 0.0]
     """
     op = "scatter_add"
+    allow_reduction = _check.flag(op, "allow_reduction", allow_reduction)
     y = _check.array(op, "y", y)
     axis = _check.axis(op, axis, y.ndim, "y")
     check_summable(op, "y", y.dtype)
@@ -260,7 +277,7 @@ def scatter_add(
     plan = _cache.resolve(op, plan, mode, num_rows)
     _check.rows(op, "y", y, axis, plan.num_edges, "one for each edge of the plan")
     y, plan = _primitive.align_varying(y, plan)
-    return sum_rows(y, plan, axis)
+    return sum_rows(y, plan, axis, allow_reduction)
 
 
 def check_summable(op: str, argument: str, dtype: Any) -> None:
@@ -275,34 +292,41 @@ def check_summable(op: str, argument: str, dtype: Any) -> None:
         _check.fail(TypeError, op, argument, expected, f"dtype {name}", fix)
 
 
-@_ad.custom_vjp(nondiff_argnums=(2,), linear=((0,),))
-def _scatter_add(y: jax.Array, plan: IndexPlan, axis: int) -> jax.Array:
+@_ad.custom_vjp(nondiff_argnums=(2, 3), linear=((0,),))
+def _scatter_add(y: jax.Array, plan: IndexPlan, axis: int, allow: bool) -> jax.Array:
     out, _ = scatter_add_p.bind(
         _storage.encode(y),
         *plan.arrays,
         **row_fold.walk(plan, axis),
         float4=_storage.is_float4(y.dtype),
+        allow_reduction=allow,
     )
     return _storage.decode(out, y)
 
 
-def _scatter_add_fwd(y: jax.Array, plan: IndexPlan, axis: int) -> tuple[jax.Array, IndexPlan]:
-    return _scatter_add(y, plan, axis), plan
+def _scatter_add_fwd(
+    y: jax.Array, plan: IndexPlan, axis: int, allow: bool
+) -> tuple[jax.Array, IndexPlan]:
+    return _scatter_add(y, plan, axis, allow), plan
 
 
-def _scatter_add_bwd(axis: int, plan: IndexPlan, ct: Any) -> tuple[Any, None]:
+def _scatter_add_bwd(axis: int, allow: bool, plan: IndexPlan, ct: Any) -> tuple[Any, None]:
     if ct.dtype == jax.dtypes.float0:
         return None, None
-    return gather(ct, plan, axis=axis), None
+    return gather(ct, plan, axis=axis, allow_reduction=allow), None
 
 
 _scatter_add.defvjp(_scatter_add_fwd, _scatter_add_bwd)
-_scatter_add_jit = _ad.jit(_scatter_add, static_argnums=(2,))
+_scatter_add_jit = _ad.jit(_scatter_add, static_argnums=(2, 3))
 
 
-def sum_rows(y: jax.Array, plan: IndexPlan, axis: int = 0) -> jax.Array:
+def sum_rows(
+    y: jax.Array, plan: IndexPlan, axis: int = 0, allow_reduction: bool = False
+) -> jax.Array:
     """Sum edges into rows: scatter_add of arguments that are checked already."""
-    return _scatter_add_jit(y, plan, axis)
+    if allow_reduction:
+        plan = dataclasses.replace(plan, ids=_sharding.like_edges(plan.ids, y, axis))
+    return _scatter_add_jit(y, plan, axis, allow_reduction)
 
 
 # --- index_add ----------------------------------------------------------------------------------
@@ -397,7 +421,7 @@ def index_add(x: Any, plan: Any, y: Any, *, axis: int = 0, mode: str | None = No
     dtype = jnp.result_type(x, y)
     # An eager x stays the caller's, and would be copied first; in a program it mostly ends here.
     in_place = isinstance(x, jax.core.Tracer)
-    x, y, plan = _primitive.align_varying(x, y, plan)
+    x, y, plan = _primitive.align_varying(_sharding.whole(x, axis), y, plan)
     return _index_add_jit(x, y, plan, axis, dtype, in_place)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jax_index import _check
 from jax_index.ops import reductions, rows
 from jax_index.ops.segment_arguments import prepare
 
@@ -23,6 +24,8 @@ def segment_sum(
     bucket_size: int | None = None,
     mode: Any = None,
     out_sharding: Any = None,
+    *,
+    allow_reduction: bool = False,
 ) -> jax.Array:
     """Sum entries by segment: ``out[i] = Σ data[e]`` over ``segment_ids[e] = i``.
 
@@ -38,6 +41,8 @@ def segment_sum(
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
         out_sharding: None.
+        allow_reduction: where the entries are sharded over devices, let each sum its own and add
+            the sums over devices, instead of an error; see :func:`scatter_add`.
 
     Returns:
         ``[n, ...]`` of data's dtype; an empty segment is 0. Narrow floats are summed in float32 and
@@ -64,7 +69,8 @@ def segment_sum(
     op = "segment_sum"
     data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
     rows.check_summable(op, "data", data.dtype)
-    return rows.sum_rows(data, plan)
+    allow_reduction = _check.flag(op, "allow_reduction", allow_reduction)
+    return rows.sum_rows(data, plan, allow_reduction=allow_reduction)
 
 
 def segment_mean(
