@@ -9,6 +9,8 @@ __version__ = "0.0.1"
 from jax_index._export import export_checks as export_checks
 from jax_index._graph import Graph as Graph
 from jax_index._native import backends as backends
+from jax_index._partition import Partition as Partition
+from jax_index._partition import partition as partition
 from jax_index._plan import IndexPlan as IndexPlan
 from jax_index._plan import make_plan as make_plan
 from jax_index._plan import make_plan_from_indptr as make_plan_from_indptr
@@ -17,6 +19,7 @@ from jax_index.ops.attention import gat_attention as gat_attention
 from jax_index.ops.attention import graph_attention as graph_attention
 from jax_index.ops.matmul import sddmm as sddmm
 from jax_index.ops.matmul import spmm as spmm
+from jax_index.ops.part import GraphPart as GraphPart
 from jax_index.ops.rows import gather as gather
 from jax_index.ops.rows import index_add as index_add
 from jax_index.ops.rows import scatter_add as scatter_add
@@ -32,7 +35,9 @@ from jax_index.ops.segments import segment_var as segment_var
 
 __all__ = [
     "Graph",
+    "GraphPart",
     "IndexPlan",
+    "Partition",
     "backends",
     "edge_softmax",
     "export_checks",
@@ -42,6 +47,7 @@ __all__ = [
     "index_add",
     "make_plan",
     "make_plan_from_indptr",
+    "partition",
     "scatter_add",
     "sddmm",
     "segment_logsumexp",

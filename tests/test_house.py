@@ -109,8 +109,8 @@ MAY_IMPORT = {
     "_partition": {"_blocks", "_check", "_csr", "_graph", "_ids", "_plan", "_primitive", "ops"},
     "_export": {"_graph", "_native", "_plan"},
 }
-OP_MODULES = {"_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan", "_primitive"}
-OP_MODULES |= {"_sharding", "_storage", "ops"}
+OP_MODULES = {"_ad", "_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan"}
+OP_MODULES |= {"_primitive", "_sharding", "_storage", "ops"}
 
 
 def imports(path):

@@ -123,7 +123,7 @@ def _composed(static: Static, graph: Graph, inputs: Any) -> jax.Array:
     return convert(weighted_sum(convert(v, a.dtype), a, graph), v.dtype)
 
 
-def shares(static: Static, graph: Graph, raw: jax.Array, edges: Any) -> jax.Array:
+def shares(static: Static, graph: Graph, raw: Any, edges: Any) -> jax.Array:
     """Return the factor of each edge's value, composed of ops that have rules of their own."""
     scale, low, high, normalize, offset = static
     plan = graph.receivers
