@@ -48,6 +48,7 @@ def test_import_is_silent_and_starts_no_back_end(platforms):
         import jax_index
         from jax._src import xla_bridge
         jax_index.backends()
+        assert jax_index.export_checks()
         assert not xla_bridge.backends_are_initialized()
         """,
         JAX_PLATFORMS=platforms,
