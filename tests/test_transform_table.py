@@ -416,4 +416,5 @@ def test_the_table_has_every_op():
         if not isinstance(getattr(jax_index, name), type)
         and "Gradient:" in getattr(jax_index, name).__doc__
     }
-    assert functions == {name.split(",")[0] for name in OPS}
+    # Ops of a partition stand beside their unsharded twins in tests of their own.
+    assert functions - {"partition"} == {name.split(",")[0] for name in OPS}
