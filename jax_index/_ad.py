@@ -57,8 +57,11 @@ def in_any_mode(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with any_mode():
+        before, _MODE.any = _MODE.any, True
+        try:
             return fun(*args, **kwargs)
+        finally:
+            _MODE.any = before
 
     return run
 
@@ -162,7 +165,8 @@ def custom_vjp(
 
 def push(fun: Callable[..., Any], args: Any, dots: Any) -> Any:
     """Return the tangent of fun(*args) along `dots`: args' structure, None where nothing varies."""
-    leaves, form = jax.tree.flatten(args)
+    form: Any = jax.tree.structure(args)
+    leaves = jax.tree.leaves(args)
     along = dict(enumerate(form.flatten_up_to(dots)))
     active = [i for i, dot in along.items() if dot is not None]
 
@@ -405,5 +409,5 @@ def _pulled(fun: Callable[..., Any], saved: Any, dots: Any, moving: int) -> Call
 
 ad.primitive_jvps[op_p] = _op_jvp
 ad.primitive_transposes[op_p] = _op_transpose
-ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_jvps[tangent_p] = in_any_mode(_tangent_jvp)
 ad.primitive_transposes[tangent_p] = _tangent_transpose
