@@ -204,7 +204,10 @@ def canonical(ids: np.ndarray, num_rows: int) -> np.ndarray:
     outside = (ids < 0) | (ids >= num_rows)
     if ids.dtype == np.int32 and not (ids[outside] != -1).any():
         return ids
-    return np.where(outside, -1, ids).astype(np.int32)
+    # Cast apart from the -1, which an unsigned type cannot hold.
+    rows = ids.astype(np.int32)
+    rows[outside] = -1
+    return rows
 
 
 def content_digest(ids: np.ndarray, num_rows: int) -> str:

@@ -476,7 +476,8 @@ def unknown_gpu_arch(device, rng):
         return
     names = _native.CUDA.info["cuda_architectures"].split()
     virtual = [int(name.split("-")[0]) for name in names if name.endswith("virtual")]
-    assert virtual == [min(int(name.split("-")[0]) for name in names)]
+    # Real architectures alone are what somebody asked for by CUDAARCHS.
+    assert virtual in ([min(int(name.split("-")[0]) for name in names)], [])
 
 
 @case("clear-size-errors")
