@@ -18,7 +18,7 @@ import jax_index
 from jax_index import Graph, _native
 
 from . import oracle
-from .test_transform_table import OPS, Case
+from .test_transform_table import OPS, Case, here
 
 SENDERS, RECEIVERS = [0, 3, 3, -1, 1], [4, 0, 4, 1, -1]
 
@@ -34,7 +34,7 @@ def attend(graph, x):
 
 
 def export(fn, *arguments, platforms=None):
-    allowed = jax_index.export_checks()
+    allowed, platforms = jax_index.export_checks(), platforms or [here()]
     return jax.export.export(jax.jit(fn), platforms=platforms, disabled_checks=allowed)(*arguments)
 
 
@@ -144,6 +144,7 @@ def test_compiled_programs_are_serialised(device, rng):
     compiled = jax.jit(attend).lower(graph, x).compile()
     content, *trees = serialize_executable.serialize(compiled)
     trees = pickle.loads(pickle.dumps(trees))
-    again = serialize_executable.deserialize_and_load(content, *trees)
+    load = serialize_executable.deserialize_and_load
+    again = load(content, *trees, backend=device.platform)
     for graph in (graph, make_graph([2, 0, 1, 3, 3])):  # noqa: B020 (the first is made before)
         oracle.assert_same(again(graph, x), attend(graph, x))

@@ -34,11 +34,12 @@ def draw_ids(rng, *lead):
 # --- index_add in place ---------------------------------------------------------------------------
 
 
-def copies(compiled, shape):
-    """How many arrays of a shape a compiled program copies."""
-    lines = compiled.as_text().splitlines()
-    wanted = f"f32[{','.join(map(str, shape))}]"
-    return sum(" copy(" in line and line.split("=")[1].strip().startswith(wanted) for line in lines)
+def assert_copies(device, compiled, shape, expected):
+    """How many arrays of a shape a compiled program copies; on a GPU a copy may be fused."""
+    wanted = f" = f32[{','.join(map(str, shape))}]"
+    lines = [line for line in compiled.as_text().splitlines() if wanted in line]
+    found = sum(" copy(" in line for line in lines)
+    assert found == expected or (device.platform != "cpu" and found < expected)
 
 
 @pytest.mark.parametrize("donated", [False, True], ids=["kept", "donated"])
@@ -50,7 +51,7 @@ def test_a_donated_operand_of_index_add_takes_the_sum(device, rng, donated):
     expected = oracle.index_add(given, np.asarray(y), ids)
     fn = jax.jit(jax_index.index_add, donate_argnums=0 if donated else ())
     compiled = fn.lower(x, plan, y).compile()
-    assert copies(compiled, x.shape) == (0 if donated else 1)
+    assert_copies(device, compiled, x.shape, 0 if donated else 1)
     # Another address than that of the host array, which the CPU would share.
     x = x + 0
     before = x.unsafe_buffer_pointer()
@@ -87,6 +88,20 @@ def test_index_add_keeps_what_a_program_still_needs(device, rng):
         oracle.assert_same(x, given)
 
 
+def test_index_add_writes_into_no_constant(device, rng):
+    """Neither into zeros nor into an array that the program was traced with."""
+    ids = draw_ids(rng)
+    plan = jax_index.make_plan(ids, N, **DROP)
+    given, y = (cases.values(rng, (size, 6), "float32") for size in (N, M))
+    x = jnp.array(given)
+    fn = jax.jit(lambda y: [jax_index.index_add(v, plan, y) for v in (x, given, jnp.zeros_like(x))])
+    expected = [oracle.index_add(v, y, ids) for v in (given, given, np.zeros_like(given))]
+    for _ in range(3):
+        for out, right in zip(fn(y), expected, strict=True):
+            oracle.assert_same(out, right)
+    oracle.assert_same(x, given)
+
+
 def test_the_carry_of_a_loop_is_added_to_in_place(device, rng):
     ids = draw_ids(rng, 4)
     plans = stack([jax_index.make_plan(each, N, **DROP).generic for each in ids])
@@ -103,7 +118,8 @@ def test_the_carry_of_a_loop_is_added_to_in_place(device, rng):
     x = jnp.array(given)
     kept = jax.jit(run).lower(x, plans, ys).compile()
     donated = jax.jit(run, donate_argnums=0).lower(x, plans, ys).compile()
-    assert (copies(kept, x.shape), copies(donated, x.shape)) == (1, 0)
+    assert_copies(device, kept, x.shape, 1)
+    assert_copies(device, donated, x.shape, 0)
     oracle.assert_same(kept(x, plans, jnp.asarray(ys)), expected)
     oracle.assert_same(donated(x, plans, jnp.asarray(ys)), expected)
 
