@@ -42,12 +42,17 @@ def _index_add(**_: Any) -> Parts:
 
 
 def _extremum(**_: Any) -> Parts:
+    return _fold((0, SUMMED))._replace(op="segment_*")
+
+
+def _product(**_: Any) -> Parts:
     return _fold((0, SUMMED))
 
 
 def _row_map(by_row: bool, by_edge: bool, **_: Any) -> Parts:
     kinds = [WHOLE] * by_row + [SUMMED] * by_edge
-    return _fold((0, SUMMED), *((5 + k, kind) for k, kind in enumerate(kinds)))
+    parts = _fold((0, SUMMED), *((5 + k, kind) for k, kind in enumerate(kinds)))
+    return parts._replace(op="segment_*")
 
 
 def _spmm(weighted: bool, divided: bool, additive: int, **_: Any) -> Parts:
@@ -87,7 +92,7 @@ TABLE: dict[str, Callable[..., Parts]] = {
     "scatter_add": _scatter_add,
     "index_add": _index_add,
     "segment_extremum": _extremum,
-    "segment_prod": _extremum,
+    "segment_prod": _product,
     "row_map": _row_map,
     "spmm": _spmm,
     "sddmm": _sddmm,

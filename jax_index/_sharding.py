@@ -48,6 +48,7 @@ class Parts(NamedTuple):
     local: the parameters, and how many edges a device has, to the parameters of its call.
     add: the primitive, mesh axes, operands and parameters to the result added over these axes,
         where a summed axis is cut; None: that is an error.
+    op: the name that the error carries; empty: the primitive's.
     """
 
     data: Sequence[tuple[int, str]]
@@ -56,6 +57,7 @@ class Parts(NamedTuple):
     contracted: int = 0
     local: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
     add: Callable[..., Any] | None = None
+    op: str = ""
 
 
 PartsOf = Callable[..., Parts]
@@ -119,7 +121,9 @@ def _mesh_axes(entry: Any) -> Names:
 
 
 def _padded(sharding: Any, rank: int) -> list[Any]:
-    return [*sharding.spec, *[None] * rank][:rank]
+    # XLA asks for the sharding of a result before it knows that of every operand.
+    spec = getattr(sharding, "spec", None)
+    return [*(() if spec is None else spec), *[None] * rank][:rank]
 
 
 def _cuts(rule: _Rule, specs: Sequence[Any], result: Any, mesh: Any) -> dict[str, Names]:
@@ -190,13 +194,14 @@ def _refuse_cut_sums(
                 fix = "Pad the edges, with -1 for their ids."
             else:
                 continue
-            given = f"an array of shape {tuple(shape)} with axis {d} sharded over {entry!r}"
-            _check.fail(ValueError, op, "what is summed", expected, given, fix)
+            given = f"an array of shape {tuple(shape)} whose axis {d} is sharded over {entry!r}"
+            _check.fail(ValueError, parts.op or op, "the axis of edges", expected, given, fix)
 
 
 def whole(x: jax.Array, axis: int) -> jax.Array:
     """Replicate rows that are sharded over an explicit mesh; the cotangent is sharded again."""
-    return _resharded(x, axis, None)
+    spec = jax.typeof(x).sharding.spec
+    return x if axis >= len(spec) or spec[axis] is None else _resharded(x, axis, None)
 
 
 def like_edges(ids: jax.Array, y: jax.Array, axis: int) -> jax.Array:
@@ -207,8 +212,6 @@ def like_edges(ids: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 
 def _resharded(x: jax.Array, axis: int, entry: Any) -> jax.Array:
     spec = _padded(jax.typeof(x).sharding, x.ndim)
-    if spec[axis] == entry:
-        return x
     spec[axis] = entry
     return jax.sharding.reshard(x, PartitionSpec(*spec))
 
