@@ -136,7 +136,12 @@ def halves(att: jax.Array) -> tuple[jax.Array, jax.Array]:
     return att[0], att[1]
 
 
-halves.defvjp(lambda att: (halves(att), None), lambda _, cts: (jnp.stack(cts),))
+def _halves_bwd(_: None, cts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+    # As jnp.stack, whose own transpose is a sum over an axis of one in older versions of JAX.
+    return (jnp.concatenate([ct.reshape(1, *ct.shape) for ct in cts]),)
+
+
+halves.defvjp(lambda att: (halves(att), None), _halves_bwd)
 
 
 def _gat_scores(
