@@ -9,6 +9,7 @@ COMMANDS = {
     "gat": "train the graph attention network on Cora and Citeseer: accuracy and repeated bits",
     "ops": "gather and scatter-add beside their limits, their targets and their peers",
     "fused": "products, attention and segment ops on graphs beside limits, targets and peers",
+    "partition": "what parts of a road network hold and send, from 1 to 1024 parts",
     "plan": "building a plan and looking one up",
 }
 MODULES = {  # where the name is not it
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         print("usage: python -m bench COMMAND [--help]\n")
         for name, purpose in COMMANDS.items():
-            print(f"  {name:8s} {purpose}")
+            print(f"  {name:10s} {purpose}")
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
     module = MODULES.get(arguments[0], f"bench.{arguments[0]}")
     return importlib.import_module(module).main(arguments[1:])

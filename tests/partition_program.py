@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
     f"--xla_force_host_platform_device_count={4 if sys.argv[2:] else 8} "
@@ -315,6 +316,8 @@ def check_bipartite(found):
 
 def check_step(found):
     """A training step of the main job in parts, against the step of one device."""
+    # At the end, so that the installed package is taken and not the source tree.
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
     from bench.columns import COLUMNS, FUSED
     from bench.configurations import Source
     from bench.model import Batch, Variant

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -26,15 +25,11 @@ ROOT = PROGRAM.parents[1]
 
 
 def start(*arguments):
-    """Start the program; it imports the bench folder of the source tree where there is one."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT) if (ROOT / "bench").is_dir() else ""}
     return subprocess.Popen(
         [sys.executable, "-W", "error", str(PROGRAM), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
-        cwd=PROGRAM.parent,
     )
 
 
