@@ -3,10 +3,13 @@
 // every op named in CMakeLists.txt.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <thread>
 
+#include "ffi/static_arrays.h"
 #include "xla/ffi/api/c_api.h"
 
 #if defined(JI_CUDA)
@@ -29,7 +32,21 @@ namespace {
 
 nb::dict registrations() {
   nb::dict out;
-#define JI_OP(name) out[#name] = nb::capsule(reinterpret_cast<void*>(jax_index::name##_handler));
+  const auto capsule = [](XLA_FFI_Handler* handler) {
+    return nb::capsule(reinterpret_cast<void*>(handler));
+  };
+#if defined(JI_CUDA)
+  // XLA's CPU back end never calls the initialize stage, and has no use for it.
+#define JI_OP(name)                                               \
+  {                                                               \
+    nb::dict stages;                                              \
+    stages["initialize"] = capsule(jax_index::static_initialize); \
+    stages["execute"] = capsule(jax_index::name##_handler);       \
+    out[#name] = stages;                                          \
+  }
+#else
+#define JI_OP(name) out[#name] = capsule(jax_index::name##_handler);
+#endif
 #include "jax_index_ops.inc"
 #undef JI_OP
   return out;
@@ -47,6 +64,19 @@ nb::dict build_info() {
   out["cpu_target"] = jax_index::cpu_target_name();
 #endif
   return out;
+}
+
+using StaticOperand = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+
+// The caller keeps the arrays alive until static_drop returns.
+void static_put(const std::string& key, const std::vector<StaticOperand>& arrays) {
+  std::vector<jax_index::StaticArray> out;
+  for (const StaticOperand& array : arrays) {
+    jax_index::StaticArray one{array.data(), {}};
+    for (size_t d = 0; d < array.ndim(); ++d) one.dims.push_back((int64_t)array.shape(d));
+    out.push_back(std::move(one));
+  }
+  jax_index::static_put(key, std::move(out));
 }
 
 #if !defined(JI_CUDA)
@@ -119,6 +149,12 @@ nb::tuple build_plan_from_indptr(Out ids, Out indptr, Out perm, Out tasks) {
 NB_MODULE(JI_MODULE, m) {
   m.def("registrations", &registrations);
   m.def("build_info", &build_info);
+  m.def("static_put", &static_put, nb::arg("key"), nb::arg("arrays"));
+  m.def("static_place", &jax_index::static_place, nb::arg("key"), nb::arg("device"),
+        nb::arg("pointers"));
+  m.def("static_drop", &jax_index::static_drop, nb::arg("key"),
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("static_copies", &jax_index::static_copies, nb::arg("key"));
 #if !defined(JI_CUDA)
   m.def("build_plan", &build_plan, nb::arg("ids").noconvert(), nb::arg("drop"), nb::arg("out_ids"),
         nb::arg("indptr"), nb::arg("perm"), nb::arg("tasks"));

@@ -14,6 +14,10 @@ from jax_index._partition import partition as partition
 from jax_index._plan import IndexPlan as IndexPlan
 from jax_index._plan import make_plan as make_plan
 from jax_index._plan import make_plan_from_indptr as make_plan_from_indptr
+from jax_index._static import StaticGraph as StaticGraph
+from jax_index._static import StaticPlan as StaticPlan
+from jax_index._store import LivePlan as LivePlan
+from jax_index._store import live_plans as live_plans
 from jax_index.ops.attention import edge_softmax as edge_softmax
 from jax_index.ops.attention import gat_attention as gat_attention
 from jax_index.ops.attention import graph_attention as graph_attention
@@ -37,7 +41,10 @@ __all__ = [
     "Graph",
     "GraphPart",
     "IndexPlan",
+    "LivePlan",
     "Partition",
+    "StaticGraph",
+    "StaticPlan",
     "backends",
     "edge_softmax",
     "export_checks",
@@ -45,6 +52,7 @@ __all__ = [
     "gather",
     "graph_attention",
     "index_add",
+    "live_plans",
     "make_plan",
     "make_plan_from_indptr",
     "partition",

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_index import _check, _ids, _plan
+from jax_index import _check, _ids, _plan, _static
 from jax_index._plan import IndexPlan
 
 DEFAULT_BYTES = 512 * 2**20
@@ -64,6 +64,7 @@ class PlanCache:
         with self._lock:
             if key not in self._plans and plan.nbytes <= self.max_bytes:
                 self._plans[key] = plan
+                plan.__dict__["_passing"] = False  # it is kept here
                 self.nbytes += plan.nbytes
                 while self.nbytes > self.max_bytes:
                     self.nbytes -= self._plans.popitem(last=False)[1].nbytes
@@ -120,7 +121,7 @@ def resolve(
             expected = f"None or the plan's {plan.num_rows}"
             _check.fail(ValueError, op, "num_rows", expected, str(num_rows), fix)
         _plan.check_leaves(op, plan)
-        return plan
+        return _static.settle(plan)
     traced = isinstance(plan, jax.core.Tracer)
     if isinstance(plan, list | tuple) and any(isinstance(i, jax.core.Tracer) for i in plan):
         fix = "Stack it first with jax.numpy.stack, or pass the ids as one array."
@@ -136,4 +137,4 @@ def resolve(
         _check.fail(ValueError, op, "mode", "None, 'raise' or 'drop'", repr(mode), fix)
     if traced:
         return _plan.build(op, plan, num_rows, mode, argument=argument)
-    return CACHE.get(op, plan, num_rows, mode, argument)
+    return _static.settle(CACHE.get(op, plan, num_rows, mode, argument))

@@ -14,6 +14,7 @@ import jax.export
 from jax_index import _native
 from jax_index._graph import Graph
 from jax_index._plan import IndexPlan
+from jax_index._static import PlanKey, StaticGraph, StaticPlan
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
@@ -53,10 +54,24 @@ def _from_bytes(content: bytes) -> Any:
     return static if static is None else tuple(static)
 
 
-for _node in (IndexPlan, Graph):
+def _plan_key(content: bytes) -> Any:
+    return PlanKey(*json.loads(content))
+
+
+def _graph_key(content: bytes) -> Any:
+    senders, receivers, *links = json.loads(content)
+    return PlanKey(*senders), PlanKey(*receivers), *links
+
+
+for _node, _from in (
+    (IndexPlan, _from_bytes),
+    (Graph, _from_bytes),
+    (StaticPlan, _plan_key),
+    (StaticGraph, _graph_key),
+):
     jax.export.register_pytree_node_serialization(
         _node,
         serialized_name=f"jax_index.{_node.__name__}",
         serialize_auxdata=_to_bytes,
-        deserialize_auxdata=_from_bytes,
+        deserialize_auxdata=_from,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ import numpy as np
 from jax_index import _csr, _file, _matrices, _plan
 from jax_index._ends import linked, read_ends
 from jax_index._plan import IndexPlan
+
+if TYPE_CHECKING:
+    from jax_index._static import StaticGraph
 
 FIELDS = ("senders", "receivers", "sender_of", "receiver_of")
 
@@ -74,6 +77,7 @@ class Graph:
     # Not arguments, so that dataclasses.replace(graph, senders=...) makes them anew.
     sender_of: jax.Array = dataclasses.field(init=False)
     receiver_of: jax.Array = dataclasses.field(init=False)
+    is_static: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -228,6 +232,16 @@ class Graph:
         return self._of(*plans, self.sender_of, self.receiver_of)
 
     @property
+    def static(self) -> StaticGraph:
+        """The graph as static metadata of programs, see :class:`StaticGraph`.
+
+        Needs a single concrete graph as Graph made it: a TypeError or ValueError says so otherwise.
+        """
+        from jax_index._static import static_graph
+
+        return static_graph(self)
+
+    @property
     def by_receiver(self) -> tuple[IndexPlan, jax.Array]:
         """The receivers' plan and the sender of each edge in its row order."""
         return self.receivers, self.sender_of
@@ -249,7 +263,7 @@ class Graph:
         if cached is None:
             for name, plan in (("senders", self.senders), ("receivers", self.receivers)):
                 _plan.concrete_ids("Graph", plan, "Hash or compare", name)
-            cached = _joint_digest(self.senders.digest, self.receivers.digest)
+            cached = joint_digest(self.senders.digest, self.receivers.digest)
             self.__dict__["_digest"] = cached
         return cached
 
@@ -371,7 +385,7 @@ class Graph:
         op, names = "Graph.load", ("senders", "receivers")
         found = _file.read(op, path, "Graph", names, ("num_senders", "num_receivers"), num_flags=4)
         content = [(found[name], found[f"num_{name}"]) for name in names]
-        digest = _joint_digest(*(_plan.content_digest(*each) for each in content))
+        digest = joint_digest(*(_plan.content_digest(*each) for each in content))
         _file.check_digest(op, "Graph", found, digest)
         flags = found["flags"]
         senders = _plan.restore(*content[0], *flags[:2])
@@ -392,7 +406,8 @@ class Graph:
         return self._of(*(getattr(self, name) for name in FIELDS))
 
 
-def _joint_digest(senders: str, receivers: str) -> str:
+def joint_digest(senders: str, receivers: str) -> str:
+    """Digest the digests of the plans of both ends."""
     return hashlib.blake2b(f"{senders}:{receivers}".encode(), digest_size=16).hexdigest()
 
 

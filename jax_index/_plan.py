@@ -6,16 +6,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _csr, _file, _ids
+from jax_index import _check, _csr, _file, _ids, _store
 from jax_index._csr import GROUP as GROUP
 from jax_index._csr import LONG_ROW as LONG_ROW
 from jax_index._csr import num_tasks as num_tasks
+
+if TYPE_CHECKING:
+    from jax_index._static import StaticPlan
 
 MODES = ("raise", "drop")
 
@@ -56,6 +59,7 @@ class IndexPlan:
     num_edges: int
     identity: bool
     no_long_row: bool
+    is_static: ClassVar[bool] = False
 
     @property
     def generic(self) -> IndexPlan:
@@ -64,6 +68,17 @@ class IndexPlan:
         Generic plans of equal sizes share one trace and can be stacked, whatever their ids.
         """
         return dataclasses.replace(self, identity=False, no_long_row=False)
+
+    @property
+    def static(self) -> StaticPlan:
+        """The plan as static metadata of programs, see :class:`StaticPlan`.
+
+        Needs a single concrete plan as make_plan returned it: a TypeError or ValueError says so
+        otherwise.
+        """
+        from jax_index._static import static_plan
+
+        return static_plan(self)
 
     @property
     def digest(self) -> str:
@@ -256,6 +271,8 @@ def one_row(num_edges: int) -> IndexPlan:
 
 def check_leaves(op: str, plan: IndexPlan, argument: str = "plan") -> None:
     """Check that the arrays of a plan still are those of one plan."""
+    if plan.is_static:
+        return
     m, n = plan.num_edges, plan.num_rows
     leaves = (
         ("ids", plan.ids, (m,)),
@@ -365,7 +382,12 @@ def refuse_id(
 def _finish(found: _csr.HostArrays, num_rows: int) -> IndexPlan:
     ids, indptr, perm, tasks = _csr.concrete(found[:4])
     flags = found.identity, found.no_long_row
-    return IndexPlan(ids, indptr, perm, tasks, num_rows, ids.size, *flags)
+    plan = IndexPlan(ids, indptr, perm, tasks, num_rows, ids.size, *flags)
+    # What .static otherwise checks, since plans also come out of tree maps.
+    plan.__dict__["_built"] = True
+    # One that a traced function makes may be gone before its program is compiled.
+    plan.__dict__["_passing"] = _store.staging()
+    return plan
 
 
 def traced_rows(op: str, ids: Any, num_rows: int, mode: str, argument: str = "ids") -> Any:

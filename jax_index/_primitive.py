@@ -22,12 +22,25 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_index import _check, _native, _parts, _sharding
+from jax_index import _check, _native, _parts, _sharding, _store
 
 Shape = tuple[int, ...]
 
 # The kernels' loops around a row (Nest::kMaxLoops): no array has more axes.
 MAX_RANK = 24
+
+
+class Kernel(Primitive):
+    """A primitive that remembers which of its operands are static arrays, as parameter ``static``.
+
+    What is lowered sees an operand only as an argument of a function, so that this is noted where
+    the call is written down.
+    """
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        """Bind as every primitive does."""
+        params.setdefault("static", _store.names_of(operands))
+        return super().bind(*operands, **params)
 
 
 def define(
@@ -51,13 +64,14 @@ def define(
         native: platform, operand avals, result avals and parameters to whether XLA's own ops are to
             be used there although there is a kernel; they must give the same bits.
     """
-    primitive = Primitive(f"jax_index_{name}")
+    primitive = Kernel(f"jax_index_{name}")
     primitive.multiple_results = True
     parts = _parts.TABLE[name]
     cut = _sharding.register(primitive)
 
     @primitive.def_abstract_eval
-    def avals(*operands: Any, **params: Any) -> Any:
+    def avals(*operands: Any, static: Any, **params: Any) -> Any:
+        del static
         out, *rooms = abstract(*operands, **params)
         return [_sharding.explicit(name, parts, operands, out, params), *rooms]
 
@@ -70,7 +84,8 @@ def define(
         return jax.jit(run)
 
     @primitive.def_impl
-    def evaluate(*operands: Any, **params: Any) -> Any:
+    def evaluate(*operands: Any, static: Any, **params: Any) -> Any:
+        del static  # here are the arrays themselves
         with jax.disable_jit(False):
             return compiled(tuple(sorted(params.items())))(*operands)
 
@@ -78,7 +93,13 @@ def define(
         rule = _native.lowering(name, part, reference)
 
         def lower(
-            ctx: Any, *operands: Any, rule: Any = rule, platform: str = platform, **params: Any
+            ctx: Any,
+            *operands: Any,
+            rule: Any = rule,
+            part: Any = part,
+            platform: str = platform,
+            static: Any,
+            **params: Any,
         ) -> Any:
             if cut and _sharding.applies(ctx):
                 return _sharding.lower(name, primitive, parts, ctx, *operands, **params)
@@ -87,16 +108,24 @@ def define(
             first, out = ctx.avals_in[0], ctx.avals_out[0]
             aliased = params.get("in_place", False) and first.shape == out.shape
             given = attributes(**params)
+            if part.module is not None:
+                ctx, named, names = _store.by_name(ctx, operands, static)
+                operands, given = tuple(named), {**given, **names}
             return rule(ctx, *operands, attributes=given, aliased=aliased, **params)
 
         mlir.register_lowering(primitive, lower, platform=platform)
-    mlir.register_lowering(primitive, _native.fallback_lowering(reference))
+    fallback = _native.fallback_lowering(reference)
+    mlir.register_lowering(
+        primitive, lambda ctx, *operands, static, **params: fallback(ctx, *operands, **params)
+    )
 
     if batch is not None:
 
-        def batcher(operands: Any, axes: Any, **params: Any) -> Any:
-            operands, params, out_axes = batch(list(operands), list(axes), **params)
-            return primitive.bind(*operands, **params), out_axes
+        def batcher(operands: Any, axes: Any, *, static: Any, **params: Any) -> Any:
+            moved, params, out_axes = batch(list(operands), list(axes), **params)
+            # A plan that meets a batch of other plans is given another shape.
+            kept = tuple((k, name) for k, name in static if moved[k] is operands[k])
+            return primitive.bind(*moved, static=kept, **params), out_axes
 
         batching.primitive_batchers[primitive] = batcher
     return primitive

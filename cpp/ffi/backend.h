@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that differs between the two modules: the context of a call, and which compiled target runs.
+// All that differs between the two modules: the context of a call, and which compiled target runs;
+// and how a handler is made.
 #pragma once
 
 #include <utility>
 
+#include "ffi/static_arrays.h"
 #include "xla/ffi/api/ffi.h"
 
 #if defined(JI_CUDA)
@@ -29,7 +31,7 @@ inline ffi::Error launch_status(const char* op) {
       std::string("jax_index.") + op + ": CUDA launch failed: " + cudaGetErrorString(error));
 }
 // The handler may be recorded into a CUDA graph: it uses the stream and its operands, nothing else.
-#define JI_HANDLER(name, fn, binding) \
+#define JI_BIND_HANDLER(name, fn, binding) \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(name, fn, binding, {ffi::Traits::kCmdBufferCompatible})
 #define JI_DECLARE_RUN(Args)                                            \
   namespace jax_index::cuda {                                           \
@@ -55,7 +57,7 @@ inline Device device_of(ffi::ThreadPool& pool) {
   return cpu;
 }
 inline ffi::Error launch_status(const char*) { return ffi::Error::Success(); }
-#define JI_HANDLER(name, fn, binding) XLA_FFI_DEFINE_HANDLER_SYMBOL(name, fn, binding)
+#define JI_BIND_HANDLER(name, fn, binding) XLA_FFI_DEFINE_HANDLER_SYMBOL(name, fn, binding)
 
 // The widest instruction set of this machine, asked once; JAX_INDEX_CPU_TARGET names another.
 enum class CpuTarget { kPortable, kAvx2, kAvx512 };
@@ -96,5 +98,13 @@ const char* cpu_target_name();
 #endif
 
 #endif
+
+// The symbol `name` that is registered runs `fn`, an op, with static operands in their places.
+#define JI_HANDLER(name, fn, binding)                            \
+  JI_BIND_HANDLER(name##_of_operands, fn, binding);              \
+  extern "C" XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {     \
+    return with_static_operands(#fn, name##_of_operands, frame); \
+  }                                                              \
+  static_assert(true)
 
 }  // namespace jax_index

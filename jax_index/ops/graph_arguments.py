@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_index import _check, _plan
+from jax_index import _check, _plan, _static
 from jax_index._graph import Graph
 from jax_index.ops import rows
 from jax_index.ops.convert import convert
@@ -19,6 +19,8 @@ def check_graph(op: str, graph: Any) -> Graph:
     if not isinstance(graph, Graph):
         fix = "Make one with jax_index.Graph(senders, receivers, num_senders=, num_receivers=)."
         _check.fail(TypeError, op, "graph", "a Graph", _check.describe(graph), fix)
+    if graph.is_static:
+        return _static.settle(graph)
     _plan.check_leaves(op, graph.senders, "graph.senders")
     _plan.check_leaves(op, graph.receivers, "graph.receivers")
     shape = (graph.receivers.num_edges,)
@@ -28,7 +30,7 @@ def check_graph(op: str, graph: Any) -> Graph:
         ("receiver_of", graph.receiver_of),
     ):
         _check.int32_leaf(op, f"graph.{name}", leaf, shape, "graph", "Graph")
-    return graph
+    return _static.settle(graph)
 
 
 def per_edge(

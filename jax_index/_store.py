@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that programs name instead of carrying them: one record for each content.
+
+A record holds int32 arrays under a digest, and a native table maps the digest to where they lie. A
+program carries the digest alone. Records live as long as somebody owns them: plans, static plans,
+and programs that name them. JAX's own caches hold digests and keep nothing alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jax_index import _check, _native
+
+Shape = tuple[int, ...]
+
+
+class Key(NamedTuple):
+    """What a program knows of a record."""
+
+    digest: str
+    shapes: tuple[Shape, ...]
+
+
+# --- Records ------------------------------------------------------------------------------------
+
+
+class Owner:
+    """What keeps a record: hold one as long as the record is needed."""
+
+    __slots__ = ("__weakref__", "kind", "record")
+
+    def __init__(self, record: Record, kind: str):
+        self.record = record
+        self.kind = kind
+        record.owners.add(self)
+
+
+class Record:
+    """The arrays of one digest: on the device where they were made, and on the host."""
+
+    def __init__(self, key: Key, name: str, arrays: Sequence[jax.Array], host: Sequence[Any]):
+        self.key = key
+        self.name = name
+        self.arrays = tuple(arrays)
+        self.host = tuple(host)
+        self.owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+
+
+_LOCK = threading.RLock()
+_RECORDS: weakref.WeakValueDictionary[str, Record] = weakref.WeakValueDictionary()
+# Records without an owner that running programs may still read: digest to what they hold, and to
+# the results that were not ready then.
+_RETIRED: dict[str, tuple[Any, Any, list[weakref.ref[Any]]]] = {}
+
+
+def own(digest: str, kind: str, make: Callable[[], tuple[str, Sequence[jax.Array]]]) -> Owner:
+    """Return an owner of the record of `digest`; `make` gives the name and arrays of a new one."""
+    with _LOCK:
+        sweep()
+        record = _RECORDS.get(digest)
+        if record is not None:
+            return Owner(record, kind)
+    name, arrays = make()
+    with _LOCK:
+        record = _RECORDS.get(digest)
+        if record is None:
+            record = _create(digest, name, arrays)
+        return Owner(record, kind)
+
+
+def find(digest: str, kind: str) -> Owner | None:
+    """Return an owner of the record of `digest`, if there is one."""
+    with _LOCK:
+        record = _RECORDS.get(digest)
+        return None if record is None else Owner(record, kind)
+
+
+def _create(digest: str, name: str, arrays: Sequence[jax.Array]) -> Record:
+    key = Key(digest, tuple(tuple(a.shape) for a in arrays))
+    retired = _RETIRED.pop(digest, None)
+    if retired is not None:
+        # The table still points at the arrays of before, which are equal.
+        arrays, host, _ = retired
+    else:
+        jax.block_until_ready(list(arrays))
+        host = [np.asarray(a) for a in arrays]
+        for native in (_native.CPU, _native.CUDA):
+            if native.module is not None:
+                native.module.static_put(digest, host)
+        _place(digest, arrays)
+    record = Record(key, name, arrays, host)
+    _RECORDS[digest] = record
+    gone = weakref.finalize(record, _retire, digest, record.arrays, record.host)
+    gone.atexit = False  # type: ignore[misc]
+    return record
+
+
+def _place(digest: str, arrays: Sequence[jax.Array]) -> None:
+    """Let the device where the arrays are read them there, without another copy."""
+    devices = {device for a in arrays for device in a.devices()}
+    device = devices.pop()
+    if devices or device.platform not in ("gpu", "cuda") or _native.CUDA.module is None:
+        return
+    pointers = [a.unsafe_buffer_pointer() for a in arrays]
+    _native.CUDA.module.static_place(digest, device.local_hardware_id, pointers)
+
+
+def _retire(digest: str, arrays: Any, host: Any) -> None:
+    """Forget a record whose last owner is gone, once nothing that runs can read it."""
+    with _LOCK:
+        running = [weakref.ref(a) for a in jax.live_arrays() if not _is_ready(a)]
+        _RETIRED[digest] = arrays, host, running
+        sweep()
+
+
+def sweep() -> None:
+    """Free retired records whose readers have finished."""
+    with _LOCK:
+        for digest, (_, _, running) in list(_RETIRED.items()):
+            if all((a := reference()) is None or _is_ready(a) for reference in running):
+                for native in (_native.CPU, _native.CUDA):
+                    if native.module is not None:
+                        native.module.static_drop(digest)
+                # The arrays themselves go only now.
+                del _RETIRED[digest]
+
+
+def _is_ready(array: Any) -> bool:
+    return bool(array.is_deleted() or array.is_ready())
+
+
+class LivePlan(NamedTuple):
+    """One entry of :func:`live_plans`."""
+
+    digest: str
+    name: str
+    nbytes: dict[str, int]
+    owners: dict[str, int]
+
+
+def live_plans() -> list[LivePlan]:
+    """List the arrays that static plans and graphs hold, and who keeps them.
+
+    A plan or graph that :attr:`IndexPlan.static` or :attr:`Graph.static` was asked for, or that a
+    jitted function closed over, has a record: one for each content, shared by every program of the
+    process. It goes when its last owner goes.
+
+    Returns:
+        A list of ``(digest, name, nbytes, owners)``: the content digest, which the text of programs
+        carries; the repr of the plan, or of what a graph adds to its two plans; bytes by place (a
+        device, or ``"host"`` for what later uploads read); and the numbers of owners by kind:
+        ``"IndexPlan"``, ``"Graph"``, ``"StaticPlan"``, ``"StaticGraph"``, ``"program"``.
+
+    Example:
+        >>> import jax_index
+        >>> plan = jax_index.make_plan([6, 0, 4, 6], num_rows=7).static
+        >>> [found.owners for found in jax_index.live_plans() if found.digest == plan.digest]
+        [{'StaticPlan': 1}]
+    """
+    with _LOCK:
+        sweep()
+        found = [record for _, record in sorted(_RECORDS.items())]
+        return [_describe(record) for record in found]
+
+
+def _describe(record: Record) -> LivePlan:
+    size = sum(a.nbytes for a in record.arrays)
+    devices = sorted({str(device) for a in record.arrays for device in a.devices()})
+    nbytes = dict.fromkeys(devices, size)
+    if any(device.platform != "cpu" for a in record.arrays for device in a.devices()):
+        nbytes["host"] = size
+    if _native.CUDA.module is not None:
+        for device, copied in _native.CUDA.module.static_copies(record.key.digest):
+            nbytes[f"cuda:{device}"] = nbytes.get(f"cuda:{device}", 0) + copied
+    owners = Counter(owner.kind for owner in record.owners)
+    return LivePlan(record.key.digest, record.name, nbytes, dict(sorted(owners.items())))
+
+
+# --- In programs --------------------------------------------------------------------------------
+
+
+def _current_trace() -> Any:
+    """Return the trace that JAX is in."""
+    take = getattr(jax.extend.core, "take_current_trace", None)
+    if take is None:  # before jax 0.10
+        return jax.core.trace_ctx.trace
+    with take() as trace:
+        return trace
+
+
+def staging() -> bool:
+    """Whether what is computed now becomes part of a program that JAX writes down."""
+    trace = _current_trace()
+    while trace is not None and type(trace).__name__ != "DynamicJaxprTrace":
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+static_arrays_p = Primitive("jax_index_static_arrays")
+static_arrays_p.multiple_results = True
+
+
+# Names of the values of traced programs that are static arrays, by identity.
+_NAMES: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def arrays_of(key: Key) -> tuple[jax.Array, ...]:
+    """Return the arrays of a record as values of the program that is traced."""
+    values = tuple(static_arrays_p.bind(key=key))
+    for k, value in enumerate(values):
+        at = id(value)
+        forget = weakref.ref(value, lambda _, at=at: _NAMES.pop(at, None))  # type: ignore[misc]
+        _NAMES[at] = forget, f"{key.digest}/{k}"
+    return values
+
+
+Names = tuple[tuple[int, str], ...]
+
+
+def names_of(operands: Sequence[Any]) -> Names:
+    """Return (number, name) of each operand that is a static array."""
+    if not _NAMES:
+        return ()
+    found = [(k, _NAMES.get(id(value))) for k, value in enumerate(operands)]
+    return tuple((k, name[1]) for k, name in found if name and name[0]() is operands[k])
+
+
+@static_arrays_p.def_abstract_eval
+def _avals(key: Key) -> Any:
+    return [jax.core.ShapedArray(shape, np.dtype(np.int32)) for shape in key.shapes]
+
+
+@static_arrays_p.def_impl
+def _evaluate(key: Key) -> Any:
+    owner = find(key.digest, "program")
+    if owner is None:
+        fix = "Load it first and keep it: jax_index.IndexPlan.load(path).static."
+        expected, given = "known to this process", f"the digest {key.digest}"
+        _check.fail(ValueError, "StaticPlan", "self", expected, given, fix)
+    return list(owner.record.arrays)
+
+
+def _reference(key: Key) -> Any:
+    return [jnp.asarray(a) for a in _evaluate(key)]
+
+
+ATTRIBUTE = "static"
+_NAME = "static_arrays"
+
+
+def _register(native: _native.Native, platform: str) -> None:
+    rule = _native.lowering(_NAME, native, _reference)
+
+    def lower(ctx: Any, *, key: Key) -> Any:
+        owner = find(key.digest, "program")
+        # A program that is exported keeps nothing alive: it may run in another process.
+        parameters = ctx.module_context.lowering_parameters
+        if owner is not None and not getattr(parameters, "for_export", False):
+            ctx.module_context.add_keepalive(owner)
+        # The native part puts the arrays in the place of these.
+        empty = mlir.ir_constant(np.zeros(0, np.int32))
+        count = len(key.shapes)
+        aval = jax.core.ShapedArray((0,), np.dtype(np.int32))
+        names = ";".join(f"{k}={key.digest}/{k}" for k in range(count))
+        return rule(
+            ctx.replace(avals_in=[aval] * count),
+            *[empty] * count,
+            attributes={ATTRIBUTE: names},
+            key=key,
+        )
+
+    mlir.register_lowering(static_arrays_p, lower, platform=platform)
+
+
+_register(_native.CPU, "cpu")
+_register(_native.CUDA, "cuda")
+mlir.register_lowering(static_arrays_p, _native.fallback_lowering(_reference))
+
+
+def by_name(ctx: Any, operands: Sequence[Any], names: Names) -> tuple[Any, list[Any], Any]:
+    """Let a kernel find operands by their names, so that nothing is copied for it.
+
+    Returns:
+        The context and the operands of the call, with empty arrays in place of the named ones, and
+        the attribute that says which they are.
+    """
+    if not names:
+        return ctx, list(operands), {}
+    empty = mlir.ir_constant(np.zeros(0, np.int32))
+    aval = jax.core.ShapedArray((0,), np.dtype(np.int32))
+    avals, given = list(ctx.avals_in), list(operands)
+    for k, _ in names:
+        avals[k], given[k] = aval, empty
+    text = ";".join(f"{k}={name}" for k, name in names)
+    return ctx.replace(avals_in=avals), given, {ATTRIBUTE: text}
