@@ -140,7 +140,7 @@ class Rule:
         static = tuple(args[i] for i in self.static)
         arrays = tuple(a for i, a in enumerate(args) if i not in self.static)
         leaves, form = jax.tree.flatten(arrays)
-        call = _Call(self, static, form)
+        call = _call(self, static, form)
         out = op_p.bind(*leaves, call=call, batches=())
         return jax.tree.unflatten(call.out_form, out)
 
@@ -184,11 +184,12 @@ def _inexact(value: Any) -> bool:
 
 
 class _Call:
-    """One application of a rule: its static arguments, and the structure of the others."""
+    """A rule with its static arguments, and the structure of the others."""
 
     def __init__(self, rule: Rule, static: tuple[Any, ...], form: Any) -> None:
         self.rule, self.static, self.form = rule, static, form
-        self.out_form: Any = None  # known once it is traced
+        # The structure of the result, of which these alone decide; known once it is traced.
+        self.out_form: Any = None
 
     def run(self, *leaves: Any) -> list[Any]:
         """Return the leaves of the result."""
@@ -210,30 +211,36 @@ class _Call:
         with any_mode():
             out, saved = self.rule.fwd(*args)
         outs, self.out_form = jax.tree.flatten(out)
-        tangent = _Tangent(self, active, [jax.typeof(leaves[i]) for i in active], saved)
-        tangent.moving = self.moving(outs)
-        tangent.out_avals = [jax.typeof(value) for value in outs]
-        if not tangent.moving:
+        moving = self.moving(outs)
+        if not moving:
             return outs, []
-        return outs, tangent_p.bind(*tangent.arrays(saved), *dots, call=tangent, batches=())
+        leaves_saved, saved_form = jax.tree.flatten(saved)
+        # A rule may save a Python number, a size say, which stays one.
+        arrays = [v for v in leaves_saved if isinstance(v, jax.Array)]
+        constants = tuple(None if isinstance(v, jax.Array) else v for v in leaves_saved)
+        avals = tuple(jax.typeof(leaves[i]) for i in active)
+        out_avals = tuple(jax.typeof(value) for value in outs)
+        tangent = _tangent(self, active, avals, saved_form, constants, tuple(moving), out_avals)
+        return outs, tangent_p.bind(*arrays, *dots, call=tangent, batches=())
 
 
 class _Tangent:
-    """The derivative of one application with respect to some leaves, at what fwd saved."""
+    """The derivative of a call with respect to some leaves, at what fwd saved."""
 
-    moving: list[int]
-    out_avals: list[Any]
-
-    def __init__(self, call: _Call, active: tuple[int, ...], avals: list[Any], saved: Any) -> None:
+    def __init__(
+        self,
+        call: _Call,
+        active: tuple[int, ...],
+        avals: tuple[Any, ...],
+        saved_form: Any,
+        constants: tuple[Any, ...],
+        moving: tuple[int, ...],
+        out_avals: tuple[Any, ...],
+    ) -> None:
         self.call, self.active, self.avals = call, active, avals
-        leaves, self.saved_form = jax.tree.flatten(saved)
-        # A rule may save a Python number, a size say, which stays one.
-        self.constants = [None if isinstance(v, jax.Array) else v for v in leaves]
-        self.num_saved = sum(c is None for c in self.constants)
-
-    def arrays(self, saved: Any) -> list[Any]:
-        """Return the arrays among what fwd saved."""
-        return [v for v in jax.tree.leaves(saved) if isinstance(v, jax.Array)]
+        self.saved_form, self.constants = saved_form, constants
+        self.num_saved = sum(c is None for c in constants)
+        self.moving, self.out_avals = moving, out_avals
 
     def saved(self, arrays: Sequence[Any]) -> Any:
         """Return what fwd saved."""
@@ -284,6 +291,11 @@ class _Tangent:
         ]
 
 
+# Equal ones are one, so that what is traced of them is traced once.
+_call = functools.lru_cache(maxsize=4096)(_Call)
+_tangent = functools.lru_cache(maxsize=4096)(_Tangent)
+
+
 # --- The two primitives -------------------------------------------------------------------------
 # `batches` holds, from the innermost vmap on, the batch axis of each operand; results carry the
 # batch in front.
@@ -293,6 +305,11 @@ def _batched(fun: Callable[..., Any], batches: Any) -> Callable[..., Any]:
     for axes in batches:
         fun = jax.vmap(fun, in_axes=axes)
     return fun
+
+
+@functools.lru_cache(maxsize=4096)
+def _jitted(call: Any, method: str, batches: Any) -> Any:
+    return jax.jit(_batched(getattr(call, method), batches))
 
 
 def _define(name: str, method: str, abstract_method: str) -> Primitive:
@@ -305,11 +322,10 @@ def _define(name: str, method: str, abstract_method: str) -> Primitive:
     primitive.multiple_results = True
 
     def evaluate(*operands: Any, call: Any, batches: Any) -> Any:
-        return _batched(getattr(call, method), batches)(*operands)
+        return _jitted(call, method, batches)(*operands)
 
     def abstract(*avals: Any, call: Any, batches: Any) -> Any:
-        fun = _batched(getattr(call, abstract_method), batches)
-        return jax.make_jaxpr(fun)(*avals).out_avals
+        return jax.make_jaxpr(_jitted(call, abstract_method, batches))(*avals).out_avals
 
     def batch(operands: Any, axes: Any, *, call: Any, batches: Any) -> Any:
         out = primitive.bind(*operands, call=call, batches=(*batches, tuple(axes)))
