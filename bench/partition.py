@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     console = Console()
     if not console.is_terminal:
-        console.width = 130
+        console.width = 160
     result: dict[str, Any] = {
         "benchmark": "partition",
         "machine": describe_machine(),
@@ -100,12 +100,17 @@ def road_graph(side: int) -> Any:
 
 
 def measure(graph: Any, num_parts: int, order: str) -> dict[str, Any]:
-    """The report of a partition, and the time to build it."""
+    """The report of a partition, what its exchanges in rounds send, and the time to build it."""
     import jax_index
 
     started = time.perf_counter()
-    report = jax_index.partition(graph, num_parts, node_parts=order).report
-    return {**report, "seconds": time.perf_counter() - started}
+    parts = jax_index.partition(graph, num_parts, node_parts=order)
+    seconds = time.perf_counter() - started
+    rounds = jax_index.partition(
+        graph, num_parts, node_parts=parts.node_parts, exchange="rounds"
+    ).report
+    in_rounds = {"rounds": rounds["rounds"], "padded": rounds["padded"]}
+    return {**parts.report, "in_rounds": in_rounds, "seconds": seconds}
 
 
 def fit(rows: list[dict[str, Any]], nodes: int) -> dict[str, float]:
@@ -125,24 +130,30 @@ def fit(rows: list[dict[str, Any]], nodes: int) -> dict[str, float]:
         row["padded"]["forward"] / row["num_parts"] / (row["num_parts"] - 1) / r
         for row, r in zip(used, root, strict=True)
     ]
+    rounds = [
+        row["in_rounds"]["padded"]["forward"] / row["num_parts"] / r
+        for row, r in zip(used, root, strict=True)
+    ]
     return {
         "halo": float(halo.mean()),
         "halo_low": float(halo.min()),
         "halo_high": float(halo.max()),
         "cut": float(cut.mean()),
         "slots": float(np.mean(slots)),
+        "in_rounds": float(np.mean(rounds)),
         "max_over_mean": max(row["halo"]["max_over_mean"] for row in used),
     }
 
 
 def predictions(model: dict[str, float]) -> list[dict[str, float]]:
-    """Rows that a part receives by the model, and slots of its padded all_to_all."""
+    """Rows that a part receives by the model, and what it sends with padding, on average."""
     return [
         {
             "nodes_per_part": nodes,
             "halo": model["halo"] * math.sqrt(nodes),
             "share": model["halo"] / math.sqrt(nodes),
             "cut": model["cut"] * math.sqrt(nodes),
+            "in_rounds": model["in_rounds"] * math.sqrt(nodes),
             **{f"padded_{p}": model["slots"] * math.sqrt(nodes) * (p - 1) for p in PREDICTED},
         }
         for nodes in NODES_PER_PART
@@ -156,9 +167,9 @@ def table(network: dict[str, Any]) -> Table:
     out = Table(
         title=f"{network['nodes']:,} nodes, {network['links']:,} links, {network['order']}{formula}"
     )
-    columns = ("parts", "nodes max/mean", "links max/mean", "halo mean", "halo max", "cut links",
-               "neighbours", "rows forward", "fused backward", "unfused backward",
-               "padded forward", "seconds")  # fmt: skip
+    columns = ("parts", "nodes max/mean", "links max/mean", "halo mean", "halo max", "most parts",
+               "rows forward", "fused backward", "unfused backward", "all_to_all", "in rounds",
+               "rounds", "seconds")  # fmt: skip
     for name in columns:
         out.add_column(name, justify="right")
     for row in network["parts"]:
@@ -168,12 +179,13 @@ def table(network: dict[str, Any]) -> Table:
             f"{row['edges']['max_over_mean']:.2f}",
             f"{row['halo']['mean']:,.0f}",
             f"{row['halo']['max']:,}",
-            f"{row['cut_edges']:,}",
             str(row["neighbours"]),
             f"{row['rows']['forward']:,}",
             f"{row['rows']['exact_fused']:,}",
             f"{row['rows']['exact_unfused']:,}",
             f"{row['padded']['forward']:,}",
+            f"{row['in_rounds']['padded']['forward']:,}",
+            str(row["in_rounds"]["rounds"]),
             f"{row['seconds']:.2f}",
         )
     return out
@@ -181,9 +193,9 @@ def table(network: dict[str, Any]) -> Table:
 
 def prediction_table(rows: list[dict[str, float]]) -> Table:
     """The model, for one part."""
-    out = Table(title="model, rows that one part receives in an exchange")
-    names = ("nodes of a part", "halo", "halo / nodes", "cut links")
-    for name in (*names, *(f"padded, {p:,} parts" for p in PREDICTED)):
+    out = Table(title="model: rows of one part in an exchange, and with padding")
+    names = ("nodes of a part", "halo", "halo / nodes", "cut links", "in rounds")
+    for name in (*names, *(f"all_to_all, {p:,} parts" for p in PREDICTED)):
         out.add_column(name, justify="right")
     for row in rows:
         out.add_row(
@@ -191,6 +203,7 @@ def prediction_table(rows: list[dict[str, float]]) -> Table:
             f"{row['halo']:,.0f}",
             f"{row['share']:.3f}",
             f"{row['cut']:,.0f}",
+            f"{row['in_rounds']:,.0f}",
             *(f"{row[f'padded_{p}']:,.0f}" for p in PREDICTED),
         )
     return out

@@ -90,6 +90,9 @@ def _search(indptr: np.ndarray, other: np.ndarray, start: np.ndarray, n: int) ->
     return distance
 
 
+# Of each round the size of its block, and the pairs (source, target) of parts.
+Rounds = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+
 # --- Layout ---------------------------------------------------------------------------------------
 
 
@@ -115,21 +118,68 @@ def place(owner: np.ndarray, num_parts: int) -> Placement:
 
 
 class Lanes(NamedTuple):
-    """What parts send each other in one all_to_all: equal blocks of `size` slots for every pair."""
+    """Where items stand in what parts send each other.
 
-    size: int
-    slot: np.ndarray  # of each item, its place in the block between its two parts
+    One all_to_all has equal blocks for all pairs of parts. Rounds are permutations of parts, each
+    with a block of its own size.
+    """
+
+    slot: np.ndarray  # of each item, its place in the block of its two parts
+    start: np.ndarray | None  # of each item, where the block of its round begins
+    block: int  # the size of the blocks of an all_to_all
+    length: int  # of what one part sends, padding included
+    rounds: Rounds | None
     pairs: np.ndarray  # [num_parts, num_parts], how many items of row p go to column q
 
+    def at(self, other: np.ndarray) -> np.ndarray:
+        """Return where items stand at one end; `other` is the part at the other end."""
+        return self.slot + (other * self.block if self.start is None else self.start)
 
-def lanes(source: np.ndarray, target: np.ndarray, num_parts: int) -> Lanes:
+    @property
+    def padded(self) -> int:
+        """How many slots all parts send to others."""
+        if self.rounds is not None:
+            return sum(size * len(pairs) for size, pairs in self.rounds)
+        return self.block * len(self.pairs) * (len(self.pairs) - 1)
+
+
+def lanes(source: np.ndarray, target: np.ndarray, num_parts: int, in_rounds: bool) -> Lanes:
     """Number the items of each pair of parts, in their order."""
     pair = source * num_parts + target
     order = np.argsort(pair, kind="stable")
     count = np.bincount(pair, minlength=num_parts * num_parts)
     slot = np.empty(len(pair), np.int64)
     slot[order] = np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
-    return Lanes(int(count.max(initial=0)), slot, count.reshape(num_parts, num_parts))
+    pairs = count.reshape(num_parts, num_parts)
+    if not in_rounds:
+        block = int(count.max(initial=0))
+        return Lanes(slot, None, block, block * num_parts, None, pairs)
+    rounds, start = _schedule(count, num_parts)
+    return Lanes(slot, start[pair], 0, sum(size for size, _ in rounds), rounds, pairs)
+
+
+def _schedule(count: np.ndarray, num_parts: int) -> tuple[Rounds, np.ndarray]:
+    """Put each pair that has items into the first round where both of its parts are free.
+
+    Pairs with many items come first, so that those of one round have about as many.
+    """
+    start = np.zeros(len(count), np.int64)
+    busy = [[0] * num_parts, [0] * num_parts]  # bit t: sends, receives in round t
+    rounds: list[tuple[int, list[tuple[int, int]]]] = []
+    begin = [0]
+    used = np.flatnonzero(count)
+    for pair in used[np.argsort(-count[used], kind="stable")].tolist():
+        p, q = divmod(pair, num_parts)
+        taken = busy[0][p] | busy[1][q]
+        t = (~taken & (taken + 1)).bit_length() - 1
+        busy[0][p] |= 1 << t
+        busy[1][q] |= 1 << t
+        if t == len(rounds):
+            rounds.append((int(count[pair]), []))
+            begin.append(begin[-1] + int(count[pair]))
+        rounds[t][1].append((p, q))
+        start[pair] = begin[t]
+    return tuple((size, tuple(pairs)) for size, pairs in rounds), start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +188,8 @@ class Side:
 
     row_ids ``[num_parts, num_rows]``, edge_ids ``[num_parts, m]``: the numbers of what a part owns
     in the whole graph. rows, others ``[num_parts, m]``: of each such edge its row, and where the
-    other end stands in [own rows | halo]. All are -1 as padding. send ``[num_parts, num_parts *
-    size]``: the rows to send for the other parts' halos. edge_send: the edges to send to the owners
+    other end stands in [own rows | halo]. All are -1 as padding. send ``[num_parts, length]``: the
+    rows to send for the other parts' halos. edge_send: the edges to send to the owners
     of the other ends. edge_source: where each edge stands in [the other side's own edges | received
     ones].
     """
@@ -154,12 +204,16 @@ class Side:
     send: np.ndarray
     edge_send: np.ndarray
     edge_source: np.ndarray
-    halo: np.ndarray  # [num_parts, num_parts], rows sent from p to q
+    halo: Lanes  # of the rows that parts send
 
 
 def sides(
-    senders: np.ndarray, receivers: np.ndarray, at_sender: Placement, at_receiver: Placement
-) -> tuple[Side, Side, np.ndarray]:
+    senders: np.ndarray,
+    receivers: np.ndarray,
+    at_sender: Placement,
+    at_receiver: Placement,
+    in_rounds: bool,
+) -> tuple[Side, Side, Lanes]:
     """Lay out both sides: by receiver and by sender.
 
     Args:
@@ -167,10 +221,11 @@ def sides(
         receivers: ``[m]``.
         at_sender: the placement of the senders.
         at_receiver: the placement of the receivers.
+        in_rounds: whether parts send in rounds, or else all at once.
 
     Returns:
-        The side of the receivers, the side of the senders, and ``[num_parts, num_parts]`` how many
-        edges have a receiver in p and a sender in q.
+        The side of the receivers, the side of the senders, and the lanes of cut edges, from the
+        part of the receiver to that of the sender.
     """
     num_parts = len(at_sender.ids)
     there = (senders >= 0) & (receivers >= 0)
@@ -179,7 +234,7 @@ def sides(
     owners = [np.where(there, p.owner[e], -1) for p, e in zip(placements, ends, strict=True)]
     edges = [place(owner, num_parts) for owner in owners]
     cut = np.flatnonzero(owners[0] != owners[1])
-    crossing = lanes(owners[0][cut], owners[1][cut], num_parts)
+    crossing = lanes(owners[0][cut], owners[1][cut], num_parts, in_rounds)
     found = []
     for k in (0, 1):
         row, other = placements[k], placements[1 - k]
@@ -187,16 +242,16 @@ def sides(
         # Each row of another part is received once, whatever the number of edges that read it.
         key, inverse = np.unique(mine * len(other.owner) + ends[1 - k][cut], return_inverse=True)
         reader, node = np.divmod(key, len(other.owner)) if len(key) else (key, key)
-        halo = lanes(other.owner[node], reader, num_parts)
-        send = np.full((num_parts, num_parts * halo.size), -1, np.int32)
-        send[other.owner[node], reader * halo.size + halo.slot] = other.local[node]
+        halo = lanes(other.owner[node], reader, num_parts, in_rounds)
+        send = np.full((num_parts, halo.length), -1, np.int32)
+        send[other.owner[node], halo.at(reader)] = other.local[node]
         where = other.local[ends[1 - k]]
-        position = other.ids.shape[1] + other.owner[node] * halo.size + halo.slot
+        position = other.ids.shape[1] + halo.at(other.owner[node])
         where[cut] = position[inverse]
-        edge_send = np.full((num_parts, num_parts * crossing.size), -1, np.int32)
-        edge_send[mine, theirs * crossing.size + crossing.slot] = edges[k].local[cut]
+        edge_send = np.full((num_parts, crossing.length), -1, np.int32)
+        edge_send[mine, crossing.at(theirs)] = edges[k].local[cut]
         source = edges[1 - k].local.copy()
-        source[cut] = edges[1 - k].ids.shape[1] + theirs * crossing.size + crossing.slot
+        source[cut] = edges[1 - k].ids.shape[1] + crossing.at(theirs)
         found.append(
             Side(
                 row_ids=row.ids,
@@ -205,17 +260,14 @@ def sides(
                 others=_spread(where, edges[k]),
                 num_rows=row.ids.shape[1],
                 num_own=other.ids.shape[1],
-                num_others=other.ids.shape[1] + num_parts * halo.size,
+                num_others=other.ids.shape[1] + halo.length,
                 send=send,
                 edge_send=edge_send,
                 edge_source=_spread(source, edges[k]),
-                halo=halo.pairs,
+                halo=halo,
             )
         )
-    crossed = np.zeros((num_parts, num_parts), np.int64)
-    kept = owners[0] >= 0
-    np.add.at(crossed, (owners[0][kept], owners[1][kept]), 1)
-    return found[0], found[1], crossed
+    return found[0], found[1], crossing
 
 
 def _spread(values: np.ndarray, edges: Placement) -> np.ndarray:

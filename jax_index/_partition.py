@@ -13,14 +13,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_index import _blocks, _check, _csr, _ids, _plan, _primitive
-from jax_index._blocks import Side
+from jax_index._blocks import Lanes, Side
 from jax_index._graph import Graph
 from jax_index._plan import IndexPlan
-from jax_index.ops.halo import Half
+from jax_index.ops.halo import Half, Routes
 from jax_index.ops.part import GraphPart
 
 KINDS = ("nodes", "senders", "receivers", "edges")
 GRADS = ("exact", "halo")
+EXCHANGES = ("all_to_all", "rounds")
 # The name before jax 0.9 is the second one.
 _reshard: Any = getattr(jax, "reshard", None) or jax.sharding.reshard
 
@@ -28,7 +29,7 @@ _reshard: Any = getattr(jax, "reshard", None) or jax.sharding.reshard
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("near", "far"),
-    meta_fields=("num_parts", "num_senders", "num_receivers", "num_edges", "one_kind"),
+    meta_fields=("num_parts", "num_senders", "num_receivers", "num_edges", "one_kind", "routes"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Partition:
@@ -46,6 +47,7 @@ class Partition:
         num_receivers: the number of its receivers.
         num_edges: the number of its edges.
         one_kind: whether senders and receivers are the same nodes.
+        routes: None, or the rounds in which parts send.
     """
 
     near: Half
@@ -55,6 +57,7 @@ class Partition:
     num_receivers: int
     num_edges: int
     one_kind: bool
+    routes: Routes | None
 
     def __repr__(self) -> str:
         sizes = (self.num_senders, self.num_receivers, self.num_edges)
@@ -78,9 +81,9 @@ class Partition:
         ``nodes`` (receivers), ``edges``, ``halo`` (rows that a part receives in the forward
         exchange), each with total, max, mean and max_over_mean; ``cut_edges``; ``rows``: what all
         parts together send: ``forward``; backward ``exact_fused`` (cotangents of receivers),
-        ``exact_unfused`` (cut edges), ``halo`` (partial sums); ``padded``: the same with the blocks
-        of the all_to_all padded to one size, own blocks not counted; ``neighbours``: the largest
-        number of parts that one part hears from.
+        ``exact_unfused`` (cut edges), ``halo`` (partial sums); ``padded``: the same with the
+        padding of blocks, own ones not counted; ``rounds``: the collectives of one exchange;
+        ``neighbours``: the largest number of parts that one part hears from.
         """
         return self._known("report")[1]
 
@@ -132,7 +135,7 @@ class Partition:
             expected = "one part, arrays with a first axis of 1"
             _check.fail(ValueError, op, "self", expected, f"arrays of shape {shape}", fix)
         near, far = jax.tree.map(lambda leaf: leaf[0], (self.near, self.far))
-        return GraphPart(near, far, axis_name, grad)
+        return GraphPart(near, far, axis_name, grad, self.routes)
 
     def split(self, x: Any, kind: str = "nodes") -> Any:
         """Lay out an array of the whole graph by parts: ``[n, ...]`` to ``[num_parts, size, ...]``.
@@ -252,6 +255,7 @@ def partition(
     num_parts: int,
     *,
     node_parts: Any = None,
+    exchange: str = "all_to_all",
     sharding: NamedSharding | None = None,
 ) -> Partition:
     """Cut a graph into parts, each of which owns nodes and their edges: for graphs beyond a device.
@@ -268,6 +272,10 @@ def partition(
             such arrays, for senders and receivers; ``"contiguous"``: blocks of nodes in their own
             order; None or ``"bisect"``: sets halved again and again along levels of a breadth-first
             search. Both balance the number of nodes and entering edges.
+        exchange: ``"all_to_all"``: one collective, whose blocks are as large for each pair of parts
+            as for the largest; ``"rounds"``: a few permutations, in each of which a part sends to
+            one part at most: far less padding among many parts, of which each has a few neighbours.
+            Their schedule is static. The bits are the same.
         sharding: a NamedSharding that puts one part on each device of a mesh axis, of one process
             or of several; or None: all arrays on the default device.
 
@@ -306,6 +314,9 @@ def partition(
     num_parts = _check.size(op, "num_parts", num_parts)
     if num_parts == 0:
         _check.fail(ValueError, op, "num_parts", "1 or more", "0", "One part is the whole graph.")
+    if exchange not in EXCHANGES:
+        fix = "Rounds pay where parts are many."
+        _check.fail(ValueError, op, "exchange", "'all_to_all' or 'rounds'", repr(exchange), fix)
     _check_sharding(op, sharding, num_parts)
     ends = [
         _plan.canonical(_plan.concrete_ids(op, plan, "Partition", name), plan.num_rows)
@@ -313,7 +324,8 @@ def partition(
     ]
     owners, one_kind = _owners(op, graph, ends, num_parts, node_parts)
     at_sender, at_receiver = (_blocks.place(owner, num_parts) for owner in owners)
-    near, far, crossed = _blocks.sides(ends[0], ends[1], at_sender, at_receiver)
+    in_rounds = exchange == "rounds"
+    near, far, crossing = _blocks.sides(ends[0], ends[1], at_sender, at_receiver, in_rounds)
     halves = jax.tree.map(_placed(sharding), (_half(near), _half(far)))
     made = Partition(
         near=halves[0],
@@ -323,9 +335,10 @@ def partition(
         num_receivers=graph.num_receivers,
         num_edges=graph.num_edges,
         one_kind=one_kind,
+        routes=_routes(near.halo.rounds, far.halo.rounds, crossing.rounds),
     )
     ids = {"edges": near.edge_ids, "senders": far.row_ids, "receivers": near.row_ids}
-    found = _report(near, far, crossed)
+    found = _report(near, far, crossing)
     owned = tuple(owner.astype(np.int32) for owner in owners)
     made.__dict__["_host"] = owned, found, {**ids, "nodes": near.row_ids}
     return made
@@ -442,18 +455,18 @@ def _placed(sharding: NamedSharding | None) -> Any:
     return lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, lambda at: leaf[at])
 
 
-def _report(near: Side, far: Side, crossed: np.ndarray) -> dict[str, Any]:
-    num_parts = len(crossed)
-    others = num_parts * (num_parts - 1)
-    cut = int(crossed.sum() - np.trace(crossed))
-    slots = [side.send.shape[1] // num_parts for side in (near, far)]
-    edge_slots = near.edge_send.shape[1] // num_parts
-    forward, backward = int(near.halo.sum()), int(far.halo.sum())
+def _routes(*rounds: Any) -> Routes | None:
+    return None if rounds[0] is None else Routes(*rounds)
+
+
+def _report(near: Side, far: Side, crossing: Lanes) -> dict[str, Any]:
+    forward, backward = int(near.halo.pairs.sum()), int(far.halo.pairs.sum())
+    cut = int(crossing.pairs.sum())
     return {
-        "num_parts": num_parts,
+        "num_parts": len(crossing.pairs),
         "nodes": _blocks.balance((near.row_ids >= 0).sum(axis=1)),
         "edges": _blocks.balance((near.edge_ids >= 0).sum(axis=1)),
-        "halo": _blocks.balance(near.halo.sum(axis=0)),
+        "halo": _blocks.balance(near.halo.pairs.sum(axis=0)),
         "cut_edges": cut,
         "rows": {
             "forward": forward,
@@ -462,10 +475,11 @@ def _report(near: Side, far: Side, crossed: np.ndarray) -> dict[str, Any]:
             "halo": forward,
         },
         "padded": {
-            "forward": others * slots[0],
-            "exact_fused": others * slots[1],
-            "exact_unfused": others * edge_slots,
-            "halo": others * slots[0],
+            "forward": near.halo.padded,
+            "exact_fused": far.halo.padded,
+            "exact_unfused": crossing.padded,
+            "halo": near.halo.padded,
         },
-        "neighbours": int((near.halo > 0).sum(axis=0).max()),
+        "rounds": 1 if near.halo.rounds is None else len(near.halo.rounds),
+        "neighbours": int((near.halo.pairs > 0).sum(axis=0).max()),
     }

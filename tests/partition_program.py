@@ -282,6 +282,38 @@ def check_halo(found):
         found[f"{name} by partial sums, exchanges"] = moves == (4 if name == "attention" else 2)
 
 
+def check_rounds(found):
+    """The same bits by permutations in place of an all_to_all; and their partial sums."""
+    rng = np.random.default_rng(5)
+    graph, mesh = network(rng), make_mesh(8)
+    parts = jax_index.partition(graph, 8, exchange="rounds", sharding=NamedSharding(mesh, P("d")))
+    for name, grad in (("weighted", "exact"), ("gather", "exact"), ("weighted", "halo")):
+        fun, ins, outs = CASES[name]
+        args, cts = operands(rng, ins), operands(rng, outs)
+        want = both_ways(functools.partial(fun, Whole(graph)), args, cts)
+        given = tuple(
+            [lay(parts, v, k) for v, k in zip(values, kinds, strict=True)]
+            for values, kinds in ((args, ins), (cts, outs))
+        )
+        specs = tuple([SPECS[kind] for kind in kinds] for kinds in (ins, outs))
+        run = by_parts(
+            lambda p, data, fun=fun: both_ways(functools.partial(fun, p), *data),
+            mesh,
+            specs,
+            specs[::-1],
+            grad=grad,
+        )
+        text = run.lower(parts, given).as_text()
+        found[f"{name} in rounds, {grad}, no all_to_all"] = exchanges(text) == 0
+        got = run(parts, given)
+        judge = same if grad == "exact" else close
+        for k, (kind, g, w) in enumerate(
+            zip([*outs, *ins], [*got[0], *got[1]], [*want[0], *want[1]], strict=True)
+        ):
+            g = parts.join(g, NODES if kind == NODES else EDGES)
+            found[f"{name} in rounds, {grad}, {k}"] = bool(judge(g, w))
+
+
 def check_bipartite(found):
     """Nodes of two kinds; owners that are given; a part that owns nothing; an explicit mesh."""
     rng = np.random.default_rng(3)
@@ -420,6 +452,7 @@ def main():
     else:
         check_ops(found)
         check_halo(found)
+        check_rounds(found)
         check_bipartite(found)
     json.dump(found, sys.stdout)
 

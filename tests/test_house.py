@@ -111,7 +111,7 @@ MAY_IMPORT = {
     "_partition": {"_blocks", "_check", "_csr", "_graph", "_ids", "_plan", "_primitive", "ops"},
     "_export": {"_graph", "_native", "_plan", "_static"},
 }
-OP_MODULES = {"_ad", "_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan"}
+OP_MODULES = {"_ad", "_blocks", "_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan"}
 OP_MODULES |= {"_primitive", "_sharding", "_static", "_storage", "ops"}
 
 

@@ -86,6 +86,31 @@ def ring(n):
     return np.arange(n), (np.arange(n) + 1) % n
 
 
+def test_rounds_are_permutations_with_little_padding(rng):
+    n = 400
+    senders = rng.integers(0, n, 3000)
+    receivers = (senders + rng.integers(-9, 10, 3000)) % n
+    graph = jax_index.Graph(senders, receivers, num_senders=n, num_receivers=n)
+    given = {"node_parts": "contiguous"}
+    parts = jax_index.partition(graph, 16, exchange="rounds", **given)
+    other = jax_index.partition(graph, 16, **given)
+    for rounds in parts.routes:
+        pairs = [pair for _, round_pairs in rounds for pair in round_pairs]
+        assert len(pairs) == len(set(pairs))
+        for _, round_pairs in rounds:
+            for end in zip(*round_pairs, strict=True):
+                assert len(set(end)) == len(end)
+    counts = ("rows", "nodes", "edges", "halo", "cut_edges", "neighbours")
+    assert all(parts.report[name] == other.report[name] for name in counts)
+    for name, rows in parts.report["rows"].items():
+        assert rows <= parts.report["padded"][name] <= 1.5 * rows
+        assert other.report["padded"][name] > 4 * rows
+    # Two would be enough between neighbours in a ring.
+    assert 2 <= parts.report["rounds"] == len(parts.routes.near) <= 3
+    assert other.report["rounds"] == 1
+    assert other.routes is None
+
+
 @pytest.mark.parametrize("num_parts", [1, 3, 5])
 def test_parts_hold_every_node_and_edge_once(rng, num_parts):
     n, m = 37, 150
@@ -185,6 +210,8 @@ CALLS = [
      "jax_index.partition: node_parts must be in [0, 2), got node_parts[3] = 2."),
     (lambda: jax_index.partition(GRAPH, 2, node_parts=[0.0] * 6), TypeError,
      "jax_index.partition: node_parts must be "),
+    (lambda: jax_index.partition(GRAPH, 2, exchange="ring"), ValueError,
+     "jax_index.partition: exchange must be 'all_to_all' or 'rounds', got 'ring'. Rounds pay "),
     (lambda: jax_index.partition(GRAPH, 2, sharding=P("d")), TypeError,
      "jax_index.partition: sharding must be None or a NamedSharding, got "),
     (lambda: jax_index.partition(GRAPH, 2, sharding=ONE), ValueError,

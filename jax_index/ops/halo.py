@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_index import _ad, _primitive
+from jax_index._blocks import Rounds
 from jax_index._graph import Graph
 from jax_index._plan import IndexPlan
 from jax_index.ops import rows
@@ -41,32 +42,60 @@ class Half(NamedTuple):
     edge_source: jax.Array
 
 
-def move(part: Any, index: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-    """Send rows `index` of several arrays, block by block, in one all_to_all for each dtype."""
+class Routes(NamedTuple):
+    """The rounds of each exchange, where parts send in rounds; see ``_blocks.Lanes``.
+
+    Static: a part of the program, the same in all processes.
+    """
+
+    near: Rounds
+    far: Rounds
+    edges: Rounds
+
+
+def turned(rounds: Any) -> Any:
+    """Return the rounds with sources and targets exchanged."""
+    if rounds is None:
+        return None
+    return tuple((size, tuple((q, p) for p, q in pairs)) for size, pairs in rounds)
+
+
+def move(part: Any, rounds: Any, index: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+    """Send rows `index` of several arrays, block by block, in one exchange for each dtype."""
     if index.shape[0] == 0:
         return [jnp.zeros((0, *v.shape[1:]), v.dtype) for v in values]
     taken = [_primitive.take_rows(v, index, 0) for v in values]
     if len(taken) == 1:
-        return [_all_to_all(part, taken[0])]
+        return [_send(part, rounds, taken[0])]
     out: dict[int, jax.Array] = {}
     for dtype in dict.fromkeys(v.dtype for v in taken):
         members = [k for k, v in enumerate(taken) if v.dtype == dtype]
         flat = [taken[k].reshape(index.shape[0], -1) for k in members]
         ends = list(itertools.accumulate(v.shape[1] for v in flat))
-        together = _all_to_all(part, jnp.concatenate(flat, axis=1))
+        together = _send(part, rounds, jnp.concatenate(flat, axis=1))
         for k, piece in zip(members, jnp.split(together, ends[:-1], axis=1), strict=True):
             out[k] = piece.reshape(taken[k].shape)
     return [out[k] for k in range(len(taken))]
 
 
-def _all_to_all(part: Any, blocks: jax.Array) -> jax.Array:
-    return jax.lax.all_to_all(blocks, part.axis_name, 0, 0, tiled=True)
+def _send(part: Any, rounds: Any, blocks: jax.Array) -> jax.Array:
+    if rounds is None:
+        return jax.lax.all_to_all(blocks, part.axis_name, 0, 0, tiled=True)
+    ends = list(itertools.accumulate(size for size, _ in rounds))
+    pieces = jnp.split(blocks, ends[:-1])
+    return jnp.concatenate(
+        [
+            jax.lax.ppermute(piece, part.axis_name, pairs)
+            for piece, (_, pairs) in zip(pieces, rounds, strict=True)
+        ]
+    )
 
 
 def reached(part: Any, *values: jax.Array) -> list[jax.Array]:
     """Return arrays of rows with the halo of `part` behind them; constants for derivatives."""
     values = tuple(jax.lax.stop_gradient(v) for v in values)
-    halos = move(part, part.near.send.ids, list(values))
+    rounds = part.routes and part.routes.near
+    halos = move(part, rounds, part.near.send.ids, list(values))
     return [_behind(v, halo) for v, halo in zip(values, halos, strict=True)]
 
 
@@ -87,7 +116,8 @@ def _exchange_bwd(part: Any, ct: Any) -> Any:
     count = ct.shape[0] - send.num_edges
     if send.num_edges == 0:
         return ct, None
-    return rows.index_add(ct[:count], send, _all_to_all(part, ct[count:])), None
+    back = _send(part, turned(part.routes and part.routes.near), ct[count:])
+    return rows.index_add(ct[:count], send, back), None
 
 
 exchange.defvjp(lambda x, part: (exchange(x, part), part), _exchange_bwd)
@@ -98,7 +128,8 @@ def brought(part: Any, *values: jax.Array) -> list[jax.Array]:
 
     All of them go in one all_to_all.
     """
-    received = move(part, part.near.edge_send, list(values))
+    rounds = part.routes and part.routes.edges
+    received = move(part, rounds, part.near.edge_send, list(values))
     return [
         _primitive.take_rows(_behind(v, more), part.far.edge_source, 0)
         for v, more in zip(values, received, strict=True)

@@ -17,7 +17,7 @@ from jax_index.ops import halo, halo_attention, rows
 from jax_index.ops.attention import gat_attention, graph_attention
 from jax_index.ops.attention_arguments import dot_arguments, gat_arguments
 from jax_index.ops.graph_arguments import computed, numeric, per_edge, stored
-from jax_index.ops.halo import Half
+from jax_index.ops.halo import Half, Routes, turned
 from jax_index.ops.matmul import sddmm, spmm
 
 PART_FIX = "Pass the arrays of this part, as Partition.split lays them out."
@@ -26,14 +26,14 @@ PART_FIX = "Pass the arrays of this part, as Partition.split lays them out."
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("near", "far"),
-    meta_fields=("axis_name", "grad"),
+    meta_fields=("axis_name", "grad", "routes"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphPart:
     """One part of a partitioned graph, as :meth:`Partition.local` returns it in a shard_map.
 
     It owns nodes and the edges that enter them. Its methods take the rows of its own nodes and
-    edges, fetch what they need of other parts by one ``all_to_all``, and give the bits that the op
+    edges, fetch what they need of other parts by one exchange, and give the bits that the op
     of the same name gives on the whole graph. Ops that concern the receivers of edges alone
     (``segment_*``, :func:`scatter_add`, :func:`gather`, :func:`edge_softmax`) are the ordinary ones
     on :attr:`receivers` and :attr:`graph`; they communicate nothing.
@@ -45,12 +45,14 @@ class GraphPart:
         far: the edges that leave its nodes.
         axis_name: the mesh axis of parts.
         grad: ``"exact"`` or ``"halo"``, see :meth:`Partition.local`.
+        routes: None, or the rounds in which parts send.
     """
 
     near: Half
     far: Half
     axis_name: str
     grad: str
+    routes: Routes | None
 
     @property
     def graph(self) -> Graph:
@@ -98,7 +100,10 @@ class GraphPart:
 
         Bring arrays of edges there with :meth:`transpose_edges`.
         """
-        return dataclasses.replace(self, near=self.far, far=self.near)
+        routes = self.routes
+        if routes is not None:
+            routes = Routes(routes.far, routes.near, turned(routes.edges))
+        return dataclasses.replace(self, near=self.far, far=self.near, routes=routes)
 
     def exchange(self, x: Any) -> jax.Array:
         """Return the rows of the senders with those of other parts behind them.
