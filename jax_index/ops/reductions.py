@@ -208,7 +208,13 @@ softmax_rule = fused(_softmax_forward, _softmax_backward, _softmax_composed)
 def _logsumexp_forward(static: Any, plan: IndexPlan, inputs: Any) -> Any:
     (x,) = inputs
     largest, total = _normaliser(x, plan)
-    return pointwise.apply("log_sum", [largest, total], dtype=x.dtype), (largest, total)
+    out = pointwise.apply("log_sum", [largest, total], dtype=x.dtype)
+    return _or_infinite(out, largest), (largest, total)
+
+
+def _or_infinite(out: jax.Array, largest: jax.Array) -> jax.Array:
+    """Return inf for rows with an infinite entry, whose difference from itself is none."""
+    return jnp.where(jnp.isposinf(largest), jnp.asarray(np.inf, out.dtype), out)
 
 
 def _logsumexp_backward(static: Any, plan: IndexPlan, inputs: Any, known: Any, ct: Any) -> Any:
@@ -221,7 +227,7 @@ def _logsumexp_backward(static: Any, plan: IndexPlan, inputs: Any, known: Any, c
 def _logsumexp_composed(static: Any, plan: IndexPlan, inputs: Any) -> jax.Array:
     (x,) = inputs
     largest, _, total = exponentials(pointwise.rows_only(convert(x, wide(x.dtype)), plan), plan)
-    return convert(pointwise.log_sum(largest, total), x.dtype)
+    return convert(_or_infinite(pointwise.log_sum(largest, total), largest), x.dtype)
 
 
 logsumexp_rule = fused(_logsumexp_forward, _logsumexp_backward, _logsumexp_composed)

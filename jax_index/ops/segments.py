@@ -264,8 +264,10 @@ def segment_prod(
         IndexError: an id out of range in mode "raise".
 
     Gradient:
-        The cotangent times the product of the other entries, which is that of all divided by the
-        entry, and right where entries are 0. Any order of reverse mode.
+        The cotangent times the product of the other entries, which is that of all entries but zeros
+        divided by the entry, and right where entries are 0. Where that product is beyond the
+        dtype's range, or an entry is infinite, so is the gradient or it is NaN, although a product
+        of the others may be finite. Any order of reverse mode.
 
     Determinism:
         The order of :func:`scatter_add`, from 1: equal bits on every machine.
@@ -464,7 +466,7 @@ def segment_logsumexp(
         out_sharding: None.
 
     Returns:
-        ``[n, ...]``; an empty segment is -inf.
+        ``[n, ...]``; an empty segment is -inf, one with an entry inf is inf.
 
     Raises:
         TypeError: a dtype that cannot be reduced, or a wrong type of argument.
