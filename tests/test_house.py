@@ -89,6 +89,7 @@ def test_cpp_includes_follow_the_layers(path):
 
 # module: the modules of the package that it may import.
 MAY_IMPORT = {
+    "_ad": {"_check", "_sharding"},
     "_check": set(),
     "_fused": {"_ad"},
     "_native": set(),
@@ -111,6 +112,7 @@ MAY_IMPORT = {
     "_partition": {"_blocks", "_check", "_csr", "_graph", "_ids", "_plan", "_primitive", "ops"},
     "_export": {"_graph", "_native", "_plan", "_static"},
 }
+MAY_IMPORT["primitives"] = {"_ad", "ops"}
 OP_MODULES = {"_ad", "_blocks", "_cache", "_check", "_fill", "_fused", "_graph", "_ids", "_plan"}
 OP_MODULES |= {"_primitive", "_sharding", "_static", "_storage", "ops"}
 
@@ -150,6 +152,13 @@ def test_backward_rules_call_ops_that_have_rules_themselves(path):
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_bwd"):
             for call in ast.walk(node):
                 assert not (isinstance(call, ast.Attribute) and call.attr == "bind"), node.name
+
+
+@pytest.mark.parametrize("path", files(".py", under="jax_index/ops"), ids=name_of)
+def test_rules_and_traces_know_the_mode_of_differentiation(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jax":
+            assert node.attr not in ("custom_vjp", "custom_jvp", "jit"), f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("name", PUBLIC)

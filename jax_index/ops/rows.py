@@ -461,5 +461,14 @@ def _index_add_bwd(axis: int, in_place: bool, plan: IndexPlan, ct: Any) -> tuple
     return ct, gather(ct, plan, axis=axis), None
 
 
-_index_add.defvjp(_index_add_fwd, _index_add_bwd)
+def _index_add_tangent(
+    axis: int, in_place: bool, plan: IndexPlan, d_x: Any, d_y: Any, d_plan: Any
+) -> jax.Array:
+    del in_place, d_plan
+    if d_x is None:
+        return scatter_add(d_y, plan, axis=axis)
+    return d_x if d_y is None else _index_add(d_x, d_y, plan, axis, False)
+
+
+_index_add.defvjp(_index_add_fwd, _index_add_bwd, _index_add_tangent)
 _index_add_jit = _ad.jit(_index_add_promoted, static_argnums=(3, 4, 5))
