@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_index import _check
+from jax_index import _check, _sharding
 
 # --- The mode -----------------------------------------------------------------------------------
 
@@ -320,6 +320,8 @@ def _define(name: str, method: str, abstract_method: str) -> Primitive:
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
+    # The kernels inside are not seen from outside.
+    _sharding.register(primitive)
 
     def evaluate(*operands: Any, call: Any, batches: Any) -> Any:
         return _jitted(call, method, batches)(*operands)

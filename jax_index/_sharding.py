@@ -200,14 +200,18 @@ def _refuse_cut_sums(
 
 def whole(x: jax.Array, axis: int) -> jax.Array:
     """Replicate rows that are sharded over an explicit mesh; the cotangent is sharded again."""
+    return _resharded(x, axis, None) if is_cut(x, axis) else x
+
+
+def is_cut(x: jax.Array, axis: int) -> bool:
+    """Say whether an axis is sharded over an explicit mesh."""
     spec = jax.typeof(x).sharding.spec
-    return x if axis >= len(spec) or spec[axis] is None else _resharded(x, axis, None)
+    return axis < len(spec) and spec[axis] is not None
 
 
 def like_edges(ids: jax.Array, y: jax.Array, axis: int) -> jax.Array:
-    """Shard ids as the edges of y are over an explicit mesh, and so what is gathered with them."""
-    spec = _padded(jax.typeof(y).sharding, y.ndim)
-    return ids if spec[axis] is None else _resharded(ids, -1, spec[axis])
+    """Shard ids as the edges of y are over an explicit mesh."""
+    return _resharded(ids, -1, jax.typeof(y).sharding.spec[axis])
 
 
 def _resharded(x: jax.Array, axis: int, entry: Any) -> jax.Array:

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_index
-from jax_index import Graph
+from jax_index import Graph, primitives
 
 D, N, M, H, W = 4, 8, 12, 4, 8
 EXPLICIT = sys.argv[1] == "explicit"
@@ -209,6 +209,15 @@ def reported(found):
     with jax.set_mesh(mesh):
         out = jax.jit(gradients(net))(plan, sharded)[0]
         found["remat and scan, spec"] = out.sharding.is_equivalent_to(sharded.sharding, 3)
+    once = jax_index.make_plan(np.arange(16) // 4, 4)
+    energy = lambda x: (primitives.segment_sum(x, once) ** 3).sum()
+    grad = lambda plan, x: jax.grad(lambda x: (jax_index.segment_sum(x, plan) ** 2).sum())(x)
+    other = jnp.asarray(rng.standard_normal((16, W)), jnp.float32)
+    cut = put(other, P(None, "d"))
+    product = lambda x: jax.jvp(jax.grad(energy), (x,), (x,))
+    found["forward over reverse"] = look(product, (cut,), values_of(product, (other,)))
+    args = (once.static, other)
+    found["static plan"] = look(grad, (once.static, cut), values_of(grad, args))
     ids = np.arange(16) // 4
     data = jnp.arange(128.0).reshape(16, 8)
     sharded = put(data, P(None, "d"))

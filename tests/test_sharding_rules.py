@@ -124,6 +124,8 @@ def test_loops_checkpoints_and_the_reported_case_need_no_collective(kind):
     for key in (
         "remat and scan, forward",
         "remat and scan, gradient",
+        "forward over reverse",
+        "static plan",
         "reported, segment_sum",
         "reported, gather",
     ):

@@ -6,7 +6,6 @@ gather and scatter_add are each other's adjoint, so derivatives of any order nee
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -324,8 +323,11 @@ def sum_rows(
     y: jax.Array, plan: IndexPlan, axis: int = 0, allow_reduction: bool = False
 ) -> jax.Array:
     """Sum edges into rows: scatter_add of arguments that are checked already."""
-    if allow_reduction:
-        plan = dataclasses.replace(plan, ids=_sharding.like_edges(plan.ids, y, axis))
+    if allow_reduction and _sharding.is_cut(y, axis):
+        # What is gathered with the plan, as in the derivative, is then sharded as y is.
+        ids, *csr = plan.arrays
+        ids, form = _sharding.like_edges(ids, y, axis), (plan.num_rows, plan.num_edges)
+        plan = IndexPlan(ids, *csr, *form, plan.identity, plan.no_long_row)
     return _scatter_add_jit(y, plan, axis, allow_reduction)
 
 
