@@ -325,9 +325,9 @@ def sum_rows(
     """Sum edges into rows: scatter_add of arguments that are checked already."""
     if allow_reduction and _sharding.is_cut(y, axis):
         # What is gathered with the plan, as in the derivative, is then sharded as y is.
-        ids, *csr = plan.arrays
-        ids, form = _sharding.like_edges(ids, y, axis), (plan.num_rows, plan.num_edges)
-        plan = IndexPlan(ids, *csr, *form, plan.identity, plan.no_long_row)
+        ids, indptr, perm, tasks = plan.arrays
+        ids, n, m = _sharding.like_edges(ids, y, axis), plan.num_rows, plan.num_edges
+        plan = IndexPlan(ids, indptr, perm, tasks, n, m, plan.identity, plan.no_long_row)
     return _scatter_add_jit(y, plan, axis, allow_reduction)
 
 
