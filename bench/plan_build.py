@@ -145,9 +145,28 @@ def _builds(pattern: str, edges: int, on_gpu: bool, seconds: float) -> dict[str,
         record["traced_plan_s"] = _median(
             lambda: traced(device_ids).perm.block_until_ready(), seconds
         )
+        if on_gpu and (radix := _radix_sort(ids)):
+            record["torch_sort_s"] = _median(radix, seconds)
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     return record
+
+
+def _radix_sort(ids: np.ndarray) -> Callable[[], None] | None:
+    """A stable radix sort of the ids with their positions by torch (CUB), where torch is there."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    values = torch.from_numpy(ids.astype(np.int32)).cuda()
+
+    def run() -> None:
+        torch.sort(values, stable=True)
+        torch.cuda.synchronize()
+
+    return run
 
 
 def _lookups(edges: int, seconds: float) -> dict[str, Any]:
@@ -176,10 +195,12 @@ def _build_table(builds: list[dict[str, Any]], number: Callable[[float], str]) -
     table = Table(title="building a plan, ms", title_justify="left")
     for title in (
         "pattern, edges", "host", "ns per edge", "ns per edge\nand core", "int64 ids",
-        "with\nupload", "NumPy\nargsort", "device\nargsort", "traced plan\non the device",
+        "with\nupload", "NumPy\nargsort", "device\nargsort", "torch\nradix sort",
+        "traced plan\non the device",
     ):  # fmt: skip
         table.add_column(title, justify="right")
-    keys = ("host_int64_s", "with_upload_s", "numpy_argsort_s", "device_argsort_s", "traced_plan_s")
+    keys = ("host_int64_s", "with_upload_s", "numpy_argsort_s", "device_argsort_s")
+    keys += ("torch_sort_s", "traced_plan_s")
     for b in builds:
         rest = [number(b[k] * 1e3) if k in b else "-" for k in keys]
         title = f"{b['pattern']} {b['num_edges']:,}"
