@@ -27,6 +27,11 @@ namespace nb = nanobind;
   }
 #include "jax_index_ops.inc"
 #undef JI_OP
+#if !defined(JI_CUDA)
+namespace jax_index {
+extern "C" XLA_FFI_Error* plan_of_ids_handler(XLA_FFI_CallFrame* frame);
+}
+#endif
 
 namespace {
 
@@ -49,6 +54,9 @@ nb::dict registrations() {
 #endif
 #include "jax_index_ops.inc"
 #undef JI_OP
+#if !defined(JI_CUDA)
+  out["plan_of_ids"] = capsule(jax_index::plan_of_ids_handler);
+#endif
   return out;
 }
 

@@ -129,55 +129,6 @@ def traced_rows(ids: Any, num_rows: int) -> Any:
     return jnp.where(inside, fitting, -1)
 
 
-def from_traced_rows(rows: Any, num_rows: int) -> tuple[Any, Any, Any, Any]:
-    """Sort int32 ids, -1 where there is no row, on the device and with integers alone."""
-    m = rows.shape[0]
-    keys = jnp.where(rows < 0, num_rows, rows)
-    # Positions are carried through the sort: stable, with no look-up after it.
-    order, perm = jax.lax.sort(
-        (keys, jax.lax.iota(jnp.int32, m)), dimension=0, is_stable=True, num_keys=1
-    )
-    indptr = _traced_bounds(order, num_rows)
-    return rows, indptr, perm, _traced_tasks(indptr, m)
-
-
-def _traced_bounds(order: jax.Array, num_rows: int) -> jax.Array:
-    """Return where each row starts in sorted keys; a row without edges where the next one does."""
-    m = order.shape[0]
-    starts = jnp.concatenate([jnp.ones(min(m, 1), bool), order[1:] != order[:-1]])
-    # Written by the first edge of each row alone, then filled from behind: a search for every row
-    # takes ten times as long on a GPU.
-    row = jnp.where(starts, order, num_rows)
-    first = jnp.full(num_rows, m, jnp.int32)
-    first = first.at[row].set(jax.lax.iota(jnp.int32, m), mode="drop", unique_indices=True)
-    kept = jnp.sum(order < num_rows, dtype=jnp.int32)
-    return jax.lax.cummin(jnp.append(first, kept), reverse=True)
-
-
-def _traced_tasks(indptr: jax.Array, m: int) -> jax.Array:
-    count = num_tasks(m)
-    lengths = jnp.diff(indptr)
-    giant = lengths > GROUP
-    # Rounded up without a sum that could overflow.
-    groups = jnp.where(giant, (lengths - 1) // GROUP + 1, 0)
-    single = (lengths > LONG_ROW) & ~giant
-    giant_end = jnp.cumsum(groups, dtype=jnp.int32)
-    total_giant = jnp.sum(groups, dtype=jnp.int32)
-    single_end = total_giant + jnp.cumsum(single, dtype=jnp.int32)
-    first = jnp.where(giant, giant_end - groups, jnp.where(single, single_end - 1, count))
-    n = lengths.shape[0]
-    owner = jnp.full(count, -1, jnp.int32)
-    owner = owner.at[first].set(jax.lax.iota(jnp.int32, n), mode="drop")
-    # Each task belongs to the last row that starts at or before it.
-    position = jax.lax.iota(jnp.int32, count)
-    start = jax.lax.cummax(jnp.where(owner >= 0, position, -1))
-    total = total_giant + jnp.sum(single, dtype=jnp.int32)
-    used = position < total
-    row = jnp.where(used, owner[jnp.maximum(start, 0)], -1)
-    group = jnp.where(used, position - start, -1)
-    return jnp.stack([row, group], axis=-1).astype(jnp.int32)
-
-
 def padded(arrays: Any, num_edges: int, num_rows: int, xp: Any) -> tuple[Any, Any, Any, Any]:
     """Append edges that belong to no row, and rows without edges; `xp` is numpy or jax.numpy.
 

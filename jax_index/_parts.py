@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from jax_index import _csr
+from jax_index import _traced
 from jax_index._sharding import EDGES, SUMMED, WHOLE, Parts
 
 # indptr, perm and tasks: what follows the ids among the arrays of a plan.
@@ -131,7 +131,7 @@ def _add_sums(
     """Sum a device's edges into all rows, by a plan of these edges made on the device; add."""
     del csr
     n = indptr.shape[-1] - 1
-    plan = lambda rows: _csr.from_traced_rows(rows, n)  # noqa: E731
+    plan = lambda rows: _traced.from_traced_rows(rows, n)  # noqa: E731
     for _ in p["plan_axes"]:
         plan = jax.vmap(plan)
     kept, float4 = y.dtype, p["float4"]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _csr, _file, _ids, _store
+from jax_index import _check, _csr, _file, _ids, _store, _traced
 from jax_index._csr import GROUP as GROUP
 from jax_index._csr import LONG_ROW as LONG_ROW
 from jax_index._csr import num_tasks as num_tasks
@@ -407,7 +407,9 @@ def traced_rows(op: str, ids: Any, num_rows: int, mode: str, argument: str = "id
 
 def build_traced(rows: Any, num_rows: int) -> IndexPlan:
     """Build the same plan on the device from what `traced_rows` returned."""
-    return IndexPlan(*_csr.from_traced_rows(rows, num_rows), num_rows, rows.shape[0], False, False)
+    return IndexPlan(
+        *_traced.from_traced_rows(rows, num_rows), num_rows, rows.shape[0], False, False
+    )
 
 
 def make_plan_from_indptr(indptr: Any) -> IndexPlan:

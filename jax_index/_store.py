@@ -269,17 +269,14 @@ def _register(native: _native.Native, platform: str) -> None:
         parameters = ctx.module_context.lowering_parameters
         if owner is not None and not getattr(parameters, "for_export", False):
             ctx.module_context.add_keepalive(owner)
+        if native.module is None:
+            return rule(ctx, attributes={}, key=key)
         # The native part puts the arrays in the place of these.
         empty = mlir.ir_constant(np.zeros(0, np.int32))
         count = len(key.shapes)
-        aval = jax.core.ShapedArray((0,), np.dtype(np.int32))
+        ctx = ctx.replace(avals_in=[jax.core.ShapedArray((0,), np.dtype(np.int32))] * count)
         names = ";".join(f"{k}={key.digest}/{k}" for k in range(count))
-        return rule(
-            ctx.replace(avals_in=[aval] * count),
-            *[empty] * count,
-            attributes={ATTRIBUTE: names},
-            key=key,
-        )
+        return rule(ctx, *[empty] * count, attributes={ATTRIBUTE: names}, key=key)
 
     mlir.register_lowering(static_arrays_p, lower, platform=platform)
 
