@@ -134,6 +134,21 @@ def test_traced_ids_of_every_integer_type(device, dtype):
         assert_holds(build(ids), [min(max(i, -1), 300) for i in wanted], 300)
 
 
+def test_batches_of_traced_ids_are_sorted_by_one_call(device, rng):
+    """By the host's counting sort on a CPU, by XLA's sort elsewhere; hubs of several tasks."""
+    ids = rng.integers(-1, 8, (2, 3, 3000))
+    ids[1, :, :2500] = 5
+    build = lambda i: jax_index.make_plan(i, 7, mode="drop")
+    batched = jax.jit(jax.vmap(jax.vmap(build, in_axes=1, out_axes=1)))
+    found = batched(jnp.asarray(ids.swapaxes(1, 2)))
+    for k, j in np.ndindex(2, 3):
+        plan = jax.tree.map(lambda leaf, k=k, j=j: leaf[k, :, j], found)
+        assert_holds(plan, ids[k, j], 7)
+    text = batched.lower(jnp.asarray(ids.swapaxes(1, 2))).as_text()
+    calls = text.count("@jax_index.plan_of_ids("), text.count("stablehlo.sort")
+    assert calls == ((1, 0) if device.platform == "cpu" else (0, 1))
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 200, 2**31 - 1])
 def test_narrow_traced_ids_are_compared_in_a_type_that_holds_the_rows(device, num_rows):
     if num_rows > 10**6:
