@@ -278,7 +278,10 @@ def align_varying(*values: Any) -> tuple[Any, ...]:
     Done before an op and outside its derivative rule: the transpose of this cast is the sum over
     devices that a shared operand's cotangent needs.
     """
-    axes = [_varying(leaf) for value in values for leaf in jax.tree.leaves(value)]
+    leaves = jax.tree.leaves(values)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return values
+    axes = [_varying(leaf) for leaf in leaves]
     union = frozenset().union(*axes)
     if not union or all(a == union for a in axes):
         return values

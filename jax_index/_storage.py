@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ def is_float4(dtype: Any) -> bool:
     return jnp.dtype(dtype).name == "float4_e2m1fn" if not is_key(dtype) else False
 
 
+@functools.lru_cache
 def has_zero(dtype: Any) -> bool:
     """Whether bits that are all 0 mean 0; the unsigned scale format has no zero."""
     return is_key(dtype) or jnp.dtype(dtype).name != "float8_e8m0fnu"
