@@ -218,7 +218,8 @@ _NAMES: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 def arrays_of(key: Key) -> tuple[jax.Array, ...]:
     """Return the arrays of a record as values of the program that is traced."""
-    values = tuple(static_arrays_p.bind(key=key))
+    # Not `key`: a cache of jax 0.8 has an argument of that name.
+    values = tuple(static_arrays_p.bind(of=key))
     for k, value in enumerate(values):
         at = id(value)
         forget = weakref.ref(value, lambda _, at=at: _NAMES.pop(at, None))  # type: ignore[misc]
@@ -238,22 +239,22 @@ def names_of(operands: Sequence[Any]) -> Names:
 
 
 @static_arrays_p.def_abstract_eval
-def _avals(key: Key) -> Any:
-    return [jax.core.ShapedArray(shape, np.dtype(np.int32)) for shape in key.shapes]
+def _avals(of: Key) -> Any:
+    return [jax.core.ShapedArray(shape, np.dtype(np.int32)) for shape in of.shapes]
 
 
 @static_arrays_p.def_impl
-def _evaluate(key: Key) -> Any:
-    owner = find(key.digest, "program")
+def _evaluate(of: Key) -> Any:
+    owner = find(of.digest, "program")
     if owner is None:
         fix = "Load it first and keep it: jax_index.IndexPlan.load(path).static."
-        expected, given = "known to this process", f"the digest {key.digest}"
+        expected, given = "known to this process", f"the digest {of.digest}"
         _check.fail(ValueError, "StaticPlan", "self", expected, given, fix)
     return list(owner.record.arrays)
 
 
-def _reference(key: Key) -> Any:
-    return [jnp.asarray(a) for a in _evaluate(key)]
+def _reference(of: Key) -> Any:
+    return [jnp.asarray(a) for a in _evaluate(of)]
 
 
 ATTRIBUTE = "static"
@@ -263,20 +264,20 @@ _NAME = "static_arrays"
 def _register(native: _native.Native, platform: str) -> None:
     rule = _native.lowering(_NAME, native, _reference)
 
-    def lower(ctx: Any, *, key: Key) -> Any:
-        owner = find(key.digest, "program")
+    def lower(ctx: Any, *, of: Key) -> Any:
+        owner = find(of.digest, "program")
         # A program that is exported keeps nothing alive: it may run in another process.
         parameters = ctx.module_context.lowering_parameters
         if owner is not None and not getattr(parameters, "for_export", False):
             ctx.module_context.add_keepalive(owner)
         if native.module is None:
-            return rule(ctx, attributes={}, key=key)
+            return rule(ctx, attributes={}, of=of)
         # The native part puts the arrays in the place of these.
         empty = mlir.ir_constant(np.zeros(0, np.int32))
-        count = len(key.shapes)
+        count = len(of.shapes)
         ctx = ctx.replace(avals_in=[jax.core.ShapedArray((0,), np.dtype(np.int32))] * count)
-        names = ";".join(f"{k}={key.digest}/{k}" for k in range(count))
-        return rule(ctx, *[empty] * count, attributes={ATTRIBUTE: names}, key=key)
+        names = ";".join(f"{k}={of.digest}/{k}" for k in range(count))
+        return rule(ctx, *[empty] * count, attributes={ATTRIBUTE: names}, of=of)
 
     mlir.register_lowering(static_arrays_p, lower, platform=platform)
 
