@@ -77,14 +77,14 @@ nb::dict build_info() {
 using StaticOperand = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 
 // The caller keeps the arrays alive until static_drop returns.
-void static_put(const std::string& key, const std::vector<StaticOperand>& arrays) {
+int64_t static_put(const std::string& key, const std::vector<StaticOperand>& arrays) {
   std::vector<jax_index::StaticArray> out;
   for (const StaticOperand& array : arrays) {
     jax_index::StaticArray one{array.data(), {}};
     for (size_t d = 0; d < array.ndim(); ++d) one.dims.push_back((int64_t)array.shape(d));
     out.push_back(std::move(one));
   }
-  jax_index::static_put(key, std::move(out));
+  return jax_index::static_put(key, std::move(out));
 }
 
 #if !defined(JI_CUDA)
@@ -160,7 +160,7 @@ NB_MODULE(JI_MODULE, m) {
   m.def("static_put", &static_put, nb::arg("key"), nb::arg("arrays"));
   m.def("static_place", &jax_index::static_place, nb::arg("key"), nb::arg("device"),
         nb::arg("pointers"));
-  m.def("static_drop", &jax_index::static_drop, nb::arg("key"),
+  m.def("static_drop", &jax_index::static_drop, nb::arg("number"),
         nb::call_guard<nb::gil_scoped_release>());
   m.def("static_copies", &jax_index::static_copies, nb::arg("key"));
 #if !defined(JI_CUDA)

@@ -64,7 +64,6 @@ class PlanCache:
         with self._lock:
             if key not in self._plans and plan.nbytes <= self.max_bytes:
                 self._plans[key] = plan
-                plan.__dict__["_passing"] = False  # it is kept here
                 self.nbytes += plan.nbytes
                 while self.nbytes > self.max_bytes:
                     self.nbytes -= self._plans.popitem(last=False)[1].nbytes

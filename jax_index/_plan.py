@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_index import _check, _csr, _file, _ids, _store, _traced
+from jax_index import _check, _csr, _file, _ids, _traced
 from jax_index._csr import GROUP as GROUP
 from jax_index._csr import LONG_ROW as LONG_ROW
 from jax_index._csr import num_tasks as num_tasks
@@ -385,8 +385,6 @@ def _finish(found: _csr.HostArrays, num_rows: int) -> IndexPlan:
     plan = IndexPlan(ids, indptr, perm, tasks, num_rows, ids.size, *flags)
     # What .static otherwise checks, since plans also come out of tree maps.
     plan.__dict__["_built"] = True
-    # One that a traced function makes may be gone before its program is compiled.
-    plan.__dict__["_passing"] = _store.staging()
     return plan
 
 

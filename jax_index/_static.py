@@ -43,9 +43,11 @@ class StaticPlan(IndexPlan):
     function closes over and hands to an op becomes one by itself.
 
     The arrays live in a record, see :func:`live_plans`. Its owners are the static plan, the plan
-    that it was made from, and the programs that use it; JAX's caches hold the digest alone. One
-    that was given to ``jax.jit`` through ``static_argnames`` stays until ``jax.clear_caches()``:
-    pass it as an ordinary argument.
+    that it was made from, and the programs that use it, traced or compiled; what else JAX holds is
+    the digest. A jitted function keeps the programs of all static plans that it was given as long
+    as it lives, and JAX keeps those of eager ``scan``, ``cond`` and the like, as well as a plan
+    given through ``static_argnames``, until ``jax.clear_caches()``. A function that
+    ``jax.vjp`` returned of a jitted one needs the plan too. Memory comes back within a minute.
 
     A program that was saved, or compiled in another process, needs the plan in this one: load it
     with ``IndexPlan.load(path).static`` before, and keep it. Its first run says so otherwise.
@@ -344,9 +346,9 @@ def _links_fit(graph: Graph) -> bool:
 def settle(indices: Indices) -> Indices:
     """Return what an op shall compute with: arrays when it runs now, a digest in a program.
 
-    Concrete plans and graphs that a traced function closes over become static ones; traced ones are
-    arguments of the program and stay, and so do those that the traced function makes itself. What
-    runs now gets arrays, so that nothing is compiled for each plan.
+    Concrete plans and graphs that a traced function closes over, or makes, become static ones;
+    traced ones are arguments of the program and stay. What runs now gets arrays, so that nothing is
+    compiled for each plan.
     """
     if isinstance(indices, StaticPlan | StaticGraph):
         if _store.staging():
@@ -364,7 +366,6 @@ def _can_be_static(indices: Any, leaves: list[Any]) -> bool:
     if not all(isinstance(leaf, jax.Array) and leaf.is_fully_addressable for leaf in leaves):
         return False
     if isinstance(indices, IndexPlan):
-        passing = indices.__dict__.get("_passing", False)
-        return not passing and _plan.is_whole(indices) and _is_built(indices)
+        return _plan.is_whole(indices) and _is_built(indices)
     ends = indices.senders, indices.receivers
     return all(_can_be_static(end, []) for end in ends) and _is_built(indices)

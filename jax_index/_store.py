@@ -8,9 +8,12 @@ and programs that name them. JAX's own caches hold digests and keep nothing aliv
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import threading
+import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,16 +24,35 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jax_index import _check, _native
+from jax_index import _check, _csr, _native
 
 Shape = tuple[int, ...]
 
 
-class Key(NamedTuple):
-    """What a program knows of a record."""
+class Key:
+    """What a program knows of a record; compared by content.
 
-    digest: str
-    shapes: tuple[Shape, ...]
+    In a program that is traced but not yet compiled it carries an owner too, so that whatever keeps
+    the program keeps the record.
+    """
+
+    __slots__ = ("__weakref__", "digest", "owner", "shapes")
+
+    def __init__(self, digest: str, shapes: tuple[Shape, ...], owner: Owner | None = None):
+        self.digest, self.shapes, self.owner = digest, shapes, owner
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return self.digest
+
+    def __call__(self) -> Owner | None:
+        """Return the owner."""
+        return self.owner
 
 
 # --- Records ------------------------------------------------------------------------------------
@@ -44,39 +66,67 @@ class Owner:
     def __init__(self, record: Record, kind: str):
         self.record = record
         self.kind = kind
-        record.owners.add(self)
+        with _LOCK:
+            record.owners.add(self)
 
 
 class Record:
-    """The arrays of one digest: on the device where they were made, and on the host."""
+    """The arrays of one digest, on the host and, for what runs now, as arrays of JAX."""
 
     def __init__(self, key: Key, name: str, arrays: Sequence[jax.Array], host: Sequence[Any]):
         self.key = key
         self.name = name
-        self.arrays = tuple(arrays)
         self.host = tuple(host)
         self.owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._arrays = tuple(arrays)
+        devices = sorted({str(device) for a in arrays for device in a.devices()})
+        self.nbytes = dict.fromkeys(devices, sum(a.nbytes for a in host))
+        if any(device.platform != "cpu" for a in arrays for device in a.devices()):
+            self.nbytes["host"] = sum(a.nbytes for a in host)
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """The arrays, whatever somebody did to the plan that they came from."""
+        if any(a.is_deleted() for a in self._arrays):
+            self._arrays = tuple(_csr.concrete(self.host))
+        return self._arrays
 
 
 _LOCK = threading.RLock()
 _RECORDS: weakref.WeakValueDictionary[str, Record] = weakref.WeakValueDictionary()
-# Records without an owner that running programs may still read: digest to what they hold, and to
-# the results that were not ready then.
-_RETIRED: dict[str, tuple[Any, Any, list[weakref.ref[Any]]]] = {}
+
+# A record whose last owner is gone goes in two steps. It dies wherever Python happens to be, inside
+# of JAX perhaps, so that it is only put into a queue there. Later calls of this module take it from
+# the queue, and drop it some time after that: programs that were started but have not run yet may
+# still look for it, and nothing tells when they have.
+_DEAD: deque[_Remains] = deque()
+_WAITING: list[_Remains] = []
+SECONDS = 60.0
+BYTES = 256 * 2**20  # more than this does not wait
+
+
+class _Remains(NamedTuple):
+    numbers: list[tuple[Any, int]]  # of the native tables
+    kept: Any
+    nbytes: int
+    when: float
 
 
 def own(digest: str, kind: str, make: Callable[[], tuple[str, Sequence[jax.Array]]]) -> Owner:
     """Return an owner of the record of `digest`; `make` gives the name and arrays of a new one."""
-    with _LOCK:
-        sweep()
-        record = _RECORDS.get(digest)
-        if record is not None:
-            return Owner(record, kind)
+    sweep()
+    owner = find(digest, kind)
+    if owner is not None:
+        return owner
     name, arrays = make()
+    jax.block_until_ready(list(arrays))
+    host = [np.asarray(a) for a in arrays]
+    if any(a.committed for a in arrays):
+        arrays = _csr.concrete(host)
     with _LOCK:
         record = _RECORDS.get(digest)
         if record is None:
-            record = _create(digest, name, arrays)
+            record = _create(digest, name, arrays, host)
         return Owner(record, kind)
 
 
@@ -87,22 +137,15 @@ def find(digest: str, kind: str) -> Owner | None:
         return None if record is None else Owner(record, kind)
 
 
-def _create(digest: str, name: str, arrays: Sequence[jax.Array]) -> Record:
-    key = Key(digest, tuple(tuple(a.shape) for a in arrays))
-    retired = _RETIRED.pop(digest, None)
-    if retired is not None:
-        # The table still points at the arrays of before, which are equal.
-        arrays, host, _ = retired
-    else:
-        jax.block_until_ready(list(arrays))
-        host = [np.asarray(a) for a in arrays]
-        for native in (_native.CPU, _native.CUDA):
-            if native.module is not None:
-                native.module.static_put(digest, host)
-        _place(digest, arrays)
-    record = Record(key, name, arrays, host)
+def _create(digest: str, name: str, arrays: Sequence[jax.Array], host: list[Any]) -> Record:
+    modules = [n.module for n in (_native.CPU, _native.CUDA) if n.module is not None]
+    numbers = [(module, module.static_put(digest, host)) for module in modules]
+    _place(digest, arrays)
+    record = Record(Key(digest, tuple(a.shape for a in host)), name, arrays, host)
     _RECORDS[digest] = record
-    gone = weakref.finalize(record, _retire, digest, record.arrays, record.host)
+    nbytes = sum(a.nbytes for a in host)
+    remains = _Remains(numbers, (tuple(arrays), tuple(host)), nbytes, 0.0)
+    gone = weakref.finalize(record, _DEAD.append, remains)
     gone.atexit = False  # type: ignore[misc]
     return record
 
@@ -117,28 +160,18 @@ def _place(digest: str, arrays: Sequence[jax.Array]) -> None:
     _native.CUDA.module.static_place(digest, device.local_hardware_id, pointers)
 
 
-def _retire(digest: str, arrays: Any, host: Any) -> None:
-    """Forget a record whose last owner is gone, once nothing that runs can read it."""
+def sweep(seconds: float = SECONDS) -> None:
+    """Free what records without owners held, `seconds` after they were found to have none."""
     with _LOCK:
-        running = [weakref.ref(a) for a in jax.live_arrays() if not _is_ready(a)]
-        _RETIRED[digest] = arrays, host, running
-        sweep()
-
-
-def sweep() -> None:
-    """Free retired records whose readers have finished."""
-    with _LOCK:
-        for digest, (_, _, running) in list(_RETIRED.items()):
-            if all((a := reference()) is None or _is_ready(a) for reference in running):
-                for native in (_native.CPU, _native.CUDA):
-                    if native.module is not None:
-                        native.module.static_drop(digest)
-                # The arrays themselves go only now.
-                del _RETIRED[digest]
-
-
-def _is_ready(array: Any) -> bool:
-    return bool(array.is_deleted() or array.is_ready())
+        now = time.monotonic()
+        while _DEAD:
+            _WAITING.append(_DEAD.popleft()._replace(when=now))
+        held = sum(remains.nbytes for remains in _WAITING)
+        while _WAITING and (held > BYTES or now - _WAITING[0].when >= seconds):
+            remains = _WAITING.pop(0)
+            held -= remains.nbytes
+            for module, number in remains.numbers:
+                module.static_drop(number)
 
 
 class LivePlan(NamedTuple):
@@ -171,20 +204,15 @@ def live_plans() -> list[LivePlan]:
     """
     with _LOCK:
         sweep()
-        found = [record for _, record in sorted(_RECORDS.items())]
-        return [_describe(record) for record in found]
+        return [_describe(record) for _, record in sorted(_RECORDS.items())]
 
 
 def _describe(record: Record) -> LivePlan:
-    size = sum(a.nbytes for a in record.arrays)
-    devices = sorted({str(device) for a in record.arrays for device in a.devices()})
-    nbytes = dict.fromkeys(devices, size)
-    if any(device.platform != "cpu" for a in record.arrays for device in a.devices()):
-        nbytes["host"] = size
+    nbytes = dict(record.nbytes)
     if _native.CUDA.module is not None:
         for device, copied in _native.CUDA.module.static_copies(record.key.digest):
             nbytes[f"cuda:{device}"] = nbytes.get(f"cuda:{device}", 0) + copied
-    owners = Counter(owner.kind for owner in record.owners)
+    owners = Counter(owner.kind for owner in list(record.owners))
     return LivePlan(record.key.digest, record.name, nbytes, dict(sorted(owners.items())))
 
 
@@ -217,7 +245,8 @@ _NAMES: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def arrays_of(key: Key) -> tuple[jax.Array, ...]:
-    """Return the arrays of a record as values of the program that is traced."""
+    """Return the arrays of a record as values of the program that is traced, which owns it."""
+    key = Key(key.digest, key.shapes, find(key.digest, "program"))
     # Not `key`: a cache of jax 0.8 has an argument of that name.
     values = tuple(static_arrays_p.bind(of=key))
     for k, value in enumerate(values):
@@ -241,6 +270,19 @@ def names_of(operands: Sequence[Any]) -> Names:
 @static_arrays_p.def_abstract_eval
 def _avals(of: Key) -> Any:
     return [jax.core.ShapedArray(shape, np.dtype(np.int32)) for shape in of.shapes]
+
+
+def _let_go_of_keys() -> None:
+    """Let JAX's cache of abstract values refer to keys weakly: it keeps parameters of primitives.
+
+    It does so for what can be called, and in later versions for the types in this set. Where that
+    is gone, the cache keeps the records of its last 2048 entries.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("jax._src.util").weakref_cache_key_types.add(Key)
+
+
+_let_go_of_keys()
 
 
 @static_arrays_p.def_impl
@@ -272,12 +314,15 @@ def _register(native: _native.Native, platform: str) -> None:
             ctx.module_context.add_keepalive(owner)
         if native.module is None:
             return rule(ctx, attributes={}, of=of)
-        # The native part puts the arrays in the place of these.
+        # The native part puts an array in the place of this. A call for each, so that those which
+        # nothing reads are left out.
         empty = mlir.ir_constant(np.zeros(0, np.int32))
-        count = len(of.shapes)
-        ctx = ctx.replace(avals_in=[jax.core.ShapedArray((0,), np.dtype(np.int32))] * count)
-        names = ";".join(f"{k}={of.digest}/{k}" for k in range(count))
-        return rule(ctx, *[empty] * count, attributes={ATTRIBUTE: names}, of=of)
+        of_none = [jax.core.ShapedArray((0,), np.dtype(np.int32))]
+        out = []
+        for k, aval in enumerate(ctx.avals_out):
+            one = ctx.replace(avals_in=of_none, avals_out=[aval])
+            out += rule(one, empty, attributes={ATTRIBUTE: f"0={of.digest}/{k}"}, of=of)
+        return out
 
     mlir.register_lowering(static_arrays_p, lower, platform=platform)
 

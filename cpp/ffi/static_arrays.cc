@@ -21,6 +21,7 @@ namespace {
 constexpr std::string_view kAttribute = "static";
 
 struct Record {
+  std::string key;
   std::vector<StaticArray> arrays;
   std::map<int, std::vector<const void*>> on_device;
   std::map<int, void*> copies;  // one block of memory for each device, made here
@@ -32,7 +33,9 @@ struct Record {
 struct Table {
   std::mutex mutex;
   std::condition_variable idle;
-  std::unordered_map<std::string, std::shared_ptr<Record>> records;
+  std::unordered_map<std::string, std::shared_ptr<Record>> records;  // what a key means now
+  std::unordered_map<int64_t, std::shared_ptr<Record>> numbered;     // all that were not dropped
+  int64_t next = 0;
 };
 Table& table() {
   static Table* table = new Table;
@@ -214,8 +217,9 @@ bool is_metadata(const XLA_FFI_CallFrame* frame) {
 
 }  // namespace
 
-void static_put(const std::string& key, std::vector<StaticArray> arrays) {
+int64_t static_put(const std::string& key, std::vector<StaticArray> arrays) {
   auto record = std::make_shared<Record>();
+  record->key = key;
   record->arrays = std::move(arrays);
   for (const StaticArray& array : record->arrays) {
     int64_t bytes = sizeof(int32_t);
@@ -223,7 +227,10 @@ void static_put(const std::string& key, std::vector<StaticArray> arrays) {
     record->bytes += bytes;
   }
   const std::lock_guard<std::mutex> lock(table().mutex);
-  table().records.emplace(key, std::move(record));
+  const int64_t number = table().next++;
+  table().records[key] = record;
+  table().numbered[number] = std::move(record);
+  return number;
 }
 
 void static_place(const std::string& key, int device, const std::vector<uintptr_t>& pointers) {
@@ -236,13 +243,15 @@ void static_place(const std::string& key, int device, const std::vector<uintptr_
   for (uintptr_t pointer : pointers) place.push_back(reinterpret_cast<const void*>(pointer));
 }
 
-void static_drop(const std::string& key) {
+void static_drop(int64_t number) {
   std::shared_ptr<Record> record;
   std::unique_lock<std::mutex> lock(table().mutex);
-  const auto found = table().records.find(key);
-  if (found == table().records.end()) return;
+  const auto found = table().numbered.find(number);
+  if (found == table().numbered.end()) return;
   record = found->second;
-  table().records.erase(found);
+  table().numbered.erase(found);
+  const auto meant = table().records.find(record->key);
+  if (meant != table().records.end() && meant->second == record) table().records.erase(meant);
   table().idle.wait(lock, [&] { return record->users == 0; });
   lock.unlock();
 #if defined(JI_CUDA)

@@ -20,14 +20,15 @@ struct StaticArray {
   std::vector<int64_t> dims;
 };
 
-// Does nothing where the key is known.
-void static_put(const std::string& key, std::vector<StaticArray> arrays);
+// Lets the key mean these arrays, whatever it meant before, and returns the number of this meaning.
+int64_t static_put(const std::string& key, std::vector<StaticArray> arrays);
 
 // Names copies of the arrays on a device that the caller keeps alive until static_drop returns.
 void static_place(const std::string& key, int device, const std::vector<uintptr_t>& pointers);
 
-// Forgets a key once no call reads its arrays any more; frees the copies that were made here.
-void static_drop(const std::string& key);
+// Ends a meaning: calls no longer find its arrays, and returns once none reads them; frees the
+// copies that were made here. A later meaning of the same key stays.
+void static_drop(int64_t number);
 
 // (device, bytes) of every copy that was made here.
 std::vector<std::pair<int, int64_t>> static_copies(const std::string& key);

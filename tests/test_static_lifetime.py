@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E731 (short functions read best in place)
+"""Who keeps the arrays of static plans, and when they go."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_index
+from jax_index import _cache, _store
+
+from . import oracle
+
+M, N = 700, 40
+
+
+@pytest.fixture
+def ids():
+    """Ids of this test alone, so that no other test's programs keep their plan."""
+    rng = np.random.default_rng(time.time_ns())
+    return np.concatenate([rng.integers(-1, N + 1, M - 200), np.full(200, 3)])
+
+
+@pytest.fixture
+def plan(ids):
+    return jax_index.make_plan(ids, N, mode="drop")
+
+
+@pytest.fixture
+def graph(ids):
+    return jax_index.Graph(ids[::-1], ids, num_senders=N, num_receivers=N, mode="drop")
+
+
+def values(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+
+
+def owners(digest):
+    """The owners of a record by kind; None where there is no record."""
+    gc.collect()
+    return next((found.owners for found in jax_index.live_plans() if found.digest == digest), None)
+
+
+def test_memory_comes_back(ids):
+    plan = jax_index.make_plan(ids, N, mode="drop")
+    digest = plan.digest
+    assert owners(digest) is None
+    static = plan.static
+    assert owners(digest) == {"IndexPlan": 1, "StaticPlan": 1}
+    step = jax.jit(lambda y, p: jax_index.scatter_add(y, p) + 0)
+    y = jnp.ones(M)
+    step(y, static)
+    del static
+    found = owners(digest)
+    assert found == {"IndexPlan": 1, "program": found["program"]}
+    del plan
+    # The program alone keeps the arrays, and computes with them.
+    assert set(owners(digest)) == {"program"}
+    out = step(y, jax_index.make_plan(ids, N, mode="drop").static)
+    assert out.shape == (N,)
+    step.clear_cache()
+    del step
+    assert owners(digest) is None
+
+
+def test_a_dropped_plan_can_be_rebuilt(ids):
+    """Programs of before find the arrays of an equal plan, whoever made it."""
+    step = jax.jit(lambda y, p: jax_index.scatter_add(y, p))
+    y, results = values(M), []
+    for _ in range(3):
+        plan = jax_index.make_plan(ids, N, mode="drop")
+        results.append(np.asarray(step(y, plan.static)))
+        del plan
+        gc.collect()
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+
+
+DERIVED = {
+    "graph.T": lambda x, p, g: jax_index.spmm(g.T, jax_index.spmm(g, x)),
+    "graph.generic": lambda x, p, g: jax_index.spmm(g.generic, x),
+    "graph.pad_to": lambda x, p, g: jax_index.spmm(g.pad_to(M + 3, N, N), x),
+    "graph of plans": lambda x, p, g: jax_index.spmm(jax_index.Graph(g.receivers, g.senders), x),
+    "plan.generic": lambda x, p, g: jax_index.gather(x, p.generic),
+    "plan.pad_to": lambda x, p, g: jax_index.gather(x, p.pad_to(M + 3, N)),
+    "a copy": lambda x, p, g: jax_index.gather(x, copy.deepcopy(p)),
+    "a tree map": lambda x, p, g: jax_index.gather(x, jax.tree.map(lambda leaf: leaf, p)),
+    "made inside": lambda x, p, g: jax_index.gather(x, jax_index.make_plan(HOST_IDS, N)),
+    "made inside, static": lambda x, p, g: jax_index.gather(
+        x, jax_index.make_plan(HOST_IDS, N).static
+    ),
+    "static.sort_edges": lambda x, p, g: jax_index.spmm(g.static.sort_edges()[0], x),
+}
+HOST_IDS = np.arange(M) % 7
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_what_a_traced_function_derives_lives_as_long_as_its_program(name, plan, graph):
+    x, fn = values(N, 3), DERIVED[name]
+    right = fn(x, plan, graph)
+    program = jax.jit(lambda x: fn(x, plan, graph))
+    gc.collect()
+    oracle.assert_same(program(x), right)
+    scanned = jax.lax.scan(lambda c, _: (c, fn(c, plan, graph)), x, None, length=2)[1][1]
+    oracle.assert_same(scanned, right)
+    traced = jax.make_jaxpr(lambda x: fn(x, plan, graph))(x)
+    gc.collect()
+    oracle.assert_same(jax.jit(jax.extend.core.jaxpr_as_fun(traced))(x)[0], right)
+
+
+def test_a_solver_whose_operator_turns_the_graph(graph):
+    normal = lambda v: 50 * v + jax_index.spmm(graph.T, jax_index.spmm(graph, v))
+    b = values(N)
+    solution = jax.scipy.sparse.linalg.cg(normal, b, maxiter=200, tol=1e-6)[0]
+    np.testing.assert_allclose(normal(solution), b, atol=1e-3)
+
+
+def test_plans_in_reference_cycles_are_collected_anywhere():
+    """Python's collector runs inside of JAX, too: a plan that goes there must not call JAX."""
+
+    class Cycle:
+        pass
+
+    for k in range(3000):
+        cycle = Cycle()
+        cycle.itself = cycle
+        cycle.plan = jax_index.make_plan([k & 3, k >> 2 & 3, k >> 4 & 3], 4).static
+        jnp.ones(2)
+    del cycle
+    gc.collect()
+
+
+def test_arrays_are_freed_some_time_after_their_last_owner(ids):
+    plan = jax_index.make_plan(ids, N, mode="drop")
+    held = weakref.ref(plan.static._record.host[0].base)
+    size = plan.nbytes
+    del plan
+    gc.collect()
+    jax_index.live_plans()
+    waiting = sum(remains.nbytes for remains in _store._WAITING)
+    assert waiting >= size
+    assert held() is not None
+    _store.sweep(seconds=0)
+    gc.collect()
+    assert held() is None
+
+
+def test_threads_that_make_and_drop_equal_plans(ids):
+    y, right = values(M), oracle.scatter_add(values(M), ids, N)
+    step = jax.jit(lambda y, p: jax_index.scatter_add(y, p))
+    failed = []
+
+    def work():
+        try:
+            for _ in range(40):
+                found = step(y, jax_index.make_plan(ids, N, mode="drop").static)
+                oracle.assert_same(found, right)
+                jax_index.live_plans()
+                _store.sweep(seconds=0)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_ids_that_the_cache_forgets_while_a_program_is_traced(monkeypatch):
+    monkeypatch.setattr(_cache.CACHE, "max_bytes", 400)
+    several = [np.array(v * 4) for v in ([0, 1, 2, 3], [3, 1, 2, 3], [3, 1, 0, 3])]
+    gather = jax_index.gather
+    program = jax.jit(lambda x: jnp.stack([gather(x, ids).sum() for ids in several]))
+    assert program(jnp.arange(4.0)).tolist() == [ids.sum() for ids in several]
+
+
+def test_only_the_array_that_is_read_is_copied(plan):
+    static = plan.static
+    compiled = jax.jit(lambda y: y[static.indptr[:5]]).lower(values(M)).compile()
+    assert compiled.as_text().count("custom-call(") == 1
+    assert static.indptr.tolist() == plan.indptr.tolist()
+
+
+def test_arrays_that_somebody_deleted(ids):
+    plan = jax_index.make_plan(ids, N, mode="drop")
+    static, right = plan.static, np.asarray(plan.perm)
+    for leaf in plan.arrays:
+        leaf.delete()
+    assert jax_index.live_plans()
+    np.testing.assert_array_equal(static.perm, right)
+
+
+def test_one_record_for_equal_plans(ids):
+    plans = [jax_index.make_plan(ids, N, mode="drop") for _ in range(3)]
+    statics = [plan.static for plan in plans]
+    listed = [found for found in jax_index.live_plans() if found.digest == plans[0].digest]
+    assert len(listed) == 1
+    assert listed[0].owners == {"IndexPlan": 3, "StaticPlan": 3}
+    assert sum(listed[0].nbytes.values()) >= plans[0].nbytes
+    assert listed[0].name == repr(plans[0])
+    assert len({id(static._record) for static in statics}) == 1
