@@ -151,7 +151,9 @@ def _pair_mlp(
     The first layer is split by input: node rows are projected before they are gathered.
     """
     first, *rest = layers
-    weights = iter(jnp.split(first["w"], _places([*parts, *parts])))
+    ends = _places([*parts, *parts])
+    # No empty piece at the end: jax 0.8 cannot differentiate a split of which a piece is not used.
+    weights = iter(jnp.split(first["w"], ends if extra is not None else ends[:-1]))
     sender, receiver = (sum(x @ next(weights) for x in parts) for _ in range(2))
     hidden = ops.gather(sender, edges.senders)
     hidden = hidden + ops.gather(receiver + first["b"], edges.receivers)
