@@ -94,6 +94,40 @@ def _total(terms: list[Any]) -> Any:
 # --- The pair -----------------------------------------------------------------------------------
 
 
+class _Shardings:
+    """The shardings of arguments over an explicit mesh, where there is one: no arrays."""
+
+    def __init__(self, of_arguments: tuple[Any, ...]) -> None:
+        self.of_arguments = of_arguments
+
+
+jax.tree_util.register_pytree_node(
+    _Shardings, lambda noted: ((), noted.of_arguments), lambda aux, _: _Shardings(aux)
+)
+
+
+def _shardings(argument: Any) -> Any:
+    """Return the sharding of each leaf; nothing where no mesh is explicit."""
+    found = []
+    for leaf in jax.tree.leaves(argument):
+        sharding = getattr(jax.typeof(leaf), "sharding", None) if hasattr(leaf, "aval") else None
+        explicit = sharding is not None and "Explicit" in str(sharding.mesh.axis_types)
+        found.append(sharding if explicit else None)
+    return tuple(found) if any(s is not None for s in found) else ()
+
+
+def _resharded(cotangent: Any, wanted: Any) -> Any:
+    leaves, form = jax.tree.flatten(cotangent)
+    if not wanted or len(leaves) != len(wanted):
+        return cotangent
+    for k, (leaf, sharding) in enumerate(zip(leaves, wanted, strict=True)):
+        if sharding is None or not isinstance(leaf, jax.core.Tracer):
+            continue
+        if jax.typeof(leaf).sharding != sharding:
+            leaves[k] = jax.sharding.reshard(leaf, sharding.spec)
+    return jax.tree.unflatten(form, leaves)
+
+
 class Rule:
     """A function with an adjoint: what ``jax.custom_vjp`` makes of it, or more in mode "any"."""
 
@@ -134,8 +168,36 @@ class Rule:
                 Left out, it is the transpose of bwd.
             first_only: of the result, a tuple, the first entry alone has a derivative.
         """
-        self.fwd, self.bwd, self.tangent, self.first_only = fwd, bwd, tangent, first_only
-        self.reverse.defvjp(fwd, bwd)
+        self.first_only = first_only
+        self.tangent = tangent and self._of_what_fwd_saved(tangent)
+        self.fwd, self.bwd = self._sharded_alike(fwd, bwd)
+        self.reverse.defvjp(self.fwd, self.bwd)
+
+    def _of_what_fwd_saved(self, tangent: Callable[..., Any]) -> Callable[..., Any]:
+        at = len(self.static)
+        return lambda *args: tangent(*args[:at], args[at][0], *args[at + 1 :])
+
+    def _sharded_alike(self, fwd: Any, bwd: Any) -> tuple[Any, Any]:
+        """Give each cotangent the sharding that its argument has over an explicit mesh.
+
+        Ops decide on the sharding of their results by all operands: the cotangent of one that is
+        replicated can come out sharded as another one is.
+        """
+
+        @functools.wraps(fwd)
+        def fwd_noting(*args: Any) -> Any:
+            out, saved = fwd(*args)
+            arrays = [a for i, a in enumerate(args) if i not in self.static]
+            return out, (saved, _Shardings(tuple(_shardings(a) for a in arrays)))
+
+        @functools.wraps(bwd)
+        def bwd_alike(*args: Any) -> Any:
+            *static, (saved, noted), ct = args
+            cotangents = bwd(*static, saved, ct)
+            pairs = zip(cotangents, noted.of_arguments, strict=True)
+            return tuple(_resharded(value, wanted) for value, wanted in pairs)
+
+        return fwd_noting, bwd_alike
 
     def __call__(self, *args: Any) -> Any:
         """Apply the function."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_index import _ad, _plan, _primitive
+from jax_index import _ad, _plan, _primitive, _sharding
 from jax_index._fused import fused
 from jax_index._graph import Graph
 from jax_index.ops import pointwise, rows
@@ -97,11 +97,19 @@ def _outer(ct: jax.Array, att: jax.Array, nodes: jax.Array) -> jax.Array:
     return pointwise.apply_slots("multiply", given, plan=counted, dtype=att.dtype)
 
 
+def _to_be_merged(x: jax.Array, axes: int) -> jax.Array:
+    """Return x whole on the first axes, which become one: an explicit mesh cannot cut that."""
+    for axis in range(axes):
+        x = _sharding.whole(x, axis)
+    return x
+
+
 @_ad.custom_vjp(linear=((0,), (1,)))
 def _total(ct: jax.Array, h: jax.Array, nodes: jax.Array) -> jax.Array:
     """Return Σ ct h over nodes and batch, in the order of one row."""
     lead, (heads, depth) = h.shape[:-2], h.shape[-2:]
     count = math.prod(lead)
+    h, ct = _to_be_merged(h, len(lead)), _to_be_merged(ct, len(lead))
     there = jnp.broadcast_to(_primitive.along(nodes >= 0, len(lead)), lead)
     place = nodes_where(there.reshape(count))
     return one_row(h.reshape(count, heads, depth), ct.reshape(count, heads), place)
@@ -174,6 +182,7 @@ def _gat2_backward(slope: float, graph: Graph, inputs: Any, known: Any, ct: Any)
             pointwise.apply_slots("multiply", [(slopes, False), (shared, False)], dtype=h_s.dtype)
         )
     sums = additive_sums(graph, h_s, h_r, ct, slope, values=True, dtype=full)
+    sums = _to_be_merged(sums, sums.ndim - att.ndim)
     d_att = one_row(sums.reshape(math.prod(sums.shape[:-2]), *att.shape), None)
     return grads[0], grads[1], convert(d_att, att.dtype)
 
