@@ -214,7 +214,10 @@ def _logsumexp_forward(static: Any, plan: IndexPlan, inputs: Any) -> Any:
 
 def _or_infinite(out: jax.Array, largest: jax.Array) -> jax.Array:
     """Return inf for rows with an infinite entry, whose difference from itself is none."""
-    return jnp.where(jnp.isposinf(largest), jnp.asarray(np.inf, out.dtype), out)
+    word = jnp.dtype(f"uint{8 * largest.dtype.itemsize}")
+    infinite = np.asarray(np.inf, largest.dtype).view(word)
+    is_infinite = jax.lax.bitcast_convert_type(largest, word) == infinite
+    return jnp.where(is_infinite, jnp.asarray(np.inf, out.dtype), out)
 
 
 def _logsumexp_backward(static: Any, plan: IndexPlan, inputs: Any, known: Any, ct: Any) -> Any:
