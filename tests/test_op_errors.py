@@ -375,6 +375,13 @@ TABLE = [
     ),
     (
         "graph_attention",
+        lambda: graph_attention(graph(), *nodes(), denominator_offset=float("inf")),
+        ValueError,
+        "denominator_offset must be finite, got inf. Every result would be NaN, or none would "
+        "count: pass a finite number.",
+    ),
+    (
+        "graph_attention",
         lambda: traced(lambda s: graph_attention(graph(), *nodes(), scale=s), 1.0),
         TypeError,
         "scale must be a Python number, got a traced array of shape () and dtype float32. "

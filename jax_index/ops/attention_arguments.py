@@ -44,10 +44,14 @@ def number(op: str, argument: str, value: Any) -> float:
         fix = "It is part of the program; multiply the scores by score_weights instead."
         _check.fail(TypeError, op, argument, "a Python number", _check.describe(value), fix)
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError):
         fix = f"Pass {argument} as a Python number."
         _check.fail(TypeError, op, argument, "a number", _check.describe(value), fix)
+    if not math.isfinite(found) and argument != "clip":
+        fix = "Every result would be NaN, or none would count: pass a finite number."
+        _check.fail(ValueError, op, argument, "finite", repr(found), fix)
+    return found
 
 
 def features(op: str, name: str, value: Any, count: int, what: str) -> jax.Array:
