@@ -282,10 +282,7 @@ def static_plan(plan: IndexPlan, op: str = "IndexPlan.static", argument: str = "
     """Return the static plan of a concrete one; errors name `op`."""
     _plan.concrete_ids(op, plan, "Take .static", argument)
     _check_built(plan, op, argument or "self")
-    owner = plan.__dict__.get("_owner")
-    if owner is None:
-        owner = _store.own(plan.digest, "IndexPlan", lambda: (repr(plan), plan.arrays))
-        plan.__dict__["_owner"] = owner
+    owner = _owner_of(plan, "IndexPlan", plan.digest, repr(plan), plan.arrays)
     flags = plan.identity, plan.no_long_row
     key = PlanKey(plan.digest, plan.num_rows, plan.num_edges, *flags)
     return StaticPlan(key, _store.Owner(owner.record, "StaticPlan"))
@@ -297,14 +294,19 @@ def static_graph(graph: Graph) -> StaticGraph:
     senders = static_plan(graph.senders, op, "senders")
     receivers = static_plan(graph.receivers, op, "receivers")
     _check_built(graph, op, "self")
-    owner = graph.__dict__.get("_owner")
     links = f"{graph.digest}-links"
-    if owner is None:
-        made = f"links of {graph!r}"
-        ends = graph.sender_of, graph.receiver_of
-        owner = _store.own(links, "Graph", lambda: (made, ends))
-        graph.__dict__["_owner"] = owner
+    ends = graph.sender_of, graph.receiver_of
+    owner = _owner_of(graph, "Graph", links, f"links of {graph!r}", ends)
     return StaticGraph(senders, receivers, links, False, _store.Owner(owner.record, "StaticGraph"))
+
+
+def _owner_of(indices: Any, kind: str, digest: str, name: str, arrays: Any) -> _store.Owner:
+    """Return what a plan or graph keeps its record by, made the first time."""
+    owner = indices.__dict__.get("_owner")
+    if owner is None:
+        owner = _store.own(digest, kind, lambda: (name, arrays))
+        indices.__dict__["_owner"] = owner
+    return owner
 
 
 def _check_built(indices: Any, op: str, argument: str) -> None:
