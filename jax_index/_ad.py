@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_index import _check, _sharding
+from jax_index import _check, _noted, _sharding
 
 # --- The mode -----------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def jit(fun: Callable[..., Any], static_argnums: Sequence[int] = ()) -> Callable
     def call(*args: Any) -> Any:
         # What is traced with a static plan owns its arrays, so that no cache may hold it.
         for arg in args:
-            if getattr(arg, "is_static", False):
+            if _noted.is_static(arg):
                 return fun(*args)
         return every(*args) if _MODE.any else reverse(*args)
 
@@ -92,40 +92,6 @@ def _total(terms: list[Any]) -> Any:
 
 
 # --- The pair -----------------------------------------------------------------------------------
-
-
-class _Shardings:
-    """The shardings of arguments over an explicit mesh, where there is one: no arrays."""
-
-    def __init__(self, of_arguments: tuple[Any, ...]) -> None:
-        self.of_arguments = of_arguments
-
-
-jax.tree_util.register_pytree_node(
-    _Shardings, lambda noted: ((), noted.of_arguments), lambda aux, _: _Shardings(aux)
-)
-
-
-def _shardings(argument: Any) -> Any:
-    """Return the sharding of each leaf; nothing where no mesh is explicit."""
-    found = []
-    for leaf in jax.tree.leaves(argument):
-        sharding = getattr(jax.typeof(leaf), "sharding", None) if hasattr(leaf, "aval") else None
-        explicit = sharding is not None and "Explicit" in str(sharding.mesh.axis_types)
-        found.append(sharding if explicit else None)
-    return tuple(found) if any(s is not None for s in found) else ()
-
-
-def _resharded(cotangent: Any, wanted: Any) -> Any:
-    leaves, form = jax.tree.flatten(cotangent)
-    if not wanted or len(leaves) != len(wanted):
-        return cotangent
-    for k, (leaf, sharding) in enumerate(zip(leaves, wanted, strict=True)):
-        if sharding is None or not isinstance(leaf, jax.core.Tracer):
-            continue
-        if jax.typeof(leaf).sharding != sharding:
-            leaves[k] = jax.sharding.reshard(leaf, sharding.spec)
-    return jax.tree.unflatten(form, leaves)
 
 
 class Rule:
@@ -188,14 +154,14 @@ class Rule:
         def fwd_noting(*args: Any) -> Any:
             out, saved = fwd(*args)
             arrays = [a for i, a in enumerate(args) if i not in self.static]
-            return out, (saved, _Shardings(tuple(_shardings(a) for a in arrays)))
+            return out, (saved, _noted.of(arrays))
 
         @functools.wraps(bwd)
         def bwd_alike(*args: Any) -> Any:
             *static, (saved, noted), ct = args
             cotangents = bwd(*static, saved, ct)
-            pairs = zip(cotangents, noted.of_arguments, strict=True)
-            return tuple(_resharded(value, wanted) for value, wanted in pairs)
+            pairs = zip(cotangents, noted.shardings, strict=True)
+            return tuple(_noted.resharded(value, wanted) for value, wanted in pairs)
 
         return fwd_noting, bwd_alike
 

@@ -46,8 +46,8 @@ class StaticPlan(IndexPlan):
     that it was made from, and the programs that use it, traced or compiled; what else JAX holds is
     the digest. A jitted function keeps the programs of all static plans that it was given as long
     as it lives, and JAX keeps those of eager ``scan``, ``cond`` and the like, as well as a plan
-    given through ``static_argnames``, until ``jax.clear_caches()``. A function that
-    ``jax.vjp`` returned of a jitted one needs the plan too. Memory comes back within a minute.
+    given through ``static_argnames``, until ``jax.clear_caches()``. A function that ``jax.vjp``
+    returned keeps the plans that it names. Memory comes back within a minute.
 
     A program that was saved, or compiled in another process, needs the plan in this one: load it
     with ``IndexPlan.load(path).static`` before, and keep it. Its first run says so otherwise.

@@ -90,10 +90,11 @@ def test_cpp_includes_follow_the_layers(path):
 
 # module: the modules of the package that it may import.
 MAY_IMPORT = {
-    "_ad": {"_check", "_sharding"},
+    "_ad": {"_check", "_noted", "_sharding"},
     "_check": set(),
     "_fused": {"_ad"},
     "_native": set(),
+    "_noted": set(),
     "_storage": set(),
     "_sharding": {"_check"},
     "_parts": {"_sharding", "_traced"},

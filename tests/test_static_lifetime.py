@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jax_index
-from jax_index import _cache, _store
+from jax_index import _cache, _store, primitives
 
 from . import oracle
 
@@ -210,3 +210,123 @@ def test_one_record_for_equal_plans(ids):
     assert sum(listed[0].nbytes.values()) >= plans[0].nbytes
     assert listed[0].name == repr(plans[0])
     assert len({id(static._record) for static in statics}) == 1
+
+
+PULLED = {
+    "closed over": lambda p, g: jax.jit(lambda x: jax_index.gather(jnp.sin(x), p) ** 2),
+    "an argument": lambda p, g: lambda x: jax.jit(
+        lambda x, p: jax_index.segment_softmax(jax_index.gather(x, p), p)
+    )(x, p),
+    "of a graph": lambda p, g: jax.jit(
+        lambda x: jax_index.spmm(g, x, jax_index.edge_softmax(g, jax_index.sddmm(g, x, x)))
+    ),
+    "fused": lambda p, g: jax.jit(
+        lambda x: jax_index.graph_attention(g, *[x.reshape(N, 1, 3) * k for k in (1, 2, 3)])
+    ),
+    "every mode": lambda p, g: jax.jit(lambda x: primitives.gather(jnp.sin(x), p) ** 2),
+    "checkpoint": lambda p, g: jax.checkpoint(lambda x: jax_index.gather(jnp.sin(x), p) ** 2),
+    "a gradient": lambda p, g: jax.jit(
+        jax.grad(lambda x: (jax_index.gather(jnp.sin(x), p) ** 2).sum())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_a_backward_function_keeps_what_it_will_name(device, name, ids):
+    """It is traced when it is called: nobody else may have the plan by then."""
+    x, of_graph = values(N, 3), name in ("of a graph", "fused")
+
+    def backward(form):
+        plan = jax_index.make_plan(ids, N, mode="drop")
+        graph = jax_index.Graph(ids[::-1], ids, num_senders=N, num_receivers=N, mode="drop")
+        digests.append(graph.senders.digest if of_graph else plan.digest)
+        return jax.vjp(PULLED[name](form(plan), form(graph)), x)
+
+    digests = []
+    for static in (False, True):
+        out, back = backward(lambda made, static=static: made.static if static else made)
+        gc.collect()
+        _store.sweep(seconds=0)
+        # The arrays of a plan that is an argument are saved as they are.
+        assert owners(digests[0]) or (name == "an argument" and not static)
+        found = back(jnp.cos(out))[0]
+        eager = jax_index.make_plan(ids, N, mode="drop")
+        graph = jax_index.Graph(ids[::-1], ids, num_senders=N, num_receivers=N, mode="drop")
+        right = jax.vjp(PULLED[name](eager, graph), x)[1](jnp.cos(out))[0]
+        oracle.assert_same(found, right)
+        del back, eager, graph
+        # JAX keeps derivatives of primitives; nothing else outlives the function.
+        assert name == "every mode" or owners(digests[0]) is None
+
+
+# Programs that a GPU replays as one graph of launches: kernels keep the addresses of the capture.
+AS_GRAPHS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUSTOM_CALL",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+
+
+def use_memory(device, nbytes):
+    """Write over what was freed: whoever still reads it there computes nonsense."""
+    for _ in range(4):
+        jax.block_until_ready(jax.device_put(jnp.full(nbytes // 4, 2**30, jnp.int32), device))
+
+
+@pytest.mark.parametrize("kind", ["program", "graph of launches"])
+def test_equal_plans_come_and_go_beside_a_program(device, ids, kind):
+    """It is run, and captured, with the first; it and new programs run on with the next ones."""
+    if kind != "program" and device.platform == "cpu":
+        pytest.skip("the CPU captures no launches")
+    traces, jit = [], lambda f: jax.jit(f, compiler_options={} if kind == "program" else AS_GRAPHS)
+
+    def program():
+        def step(y, p):
+            traces.append(1)
+            out = jax_index.scatter_add(jnp.sin(y), p)
+            return jax_index.scatter_add(jax_index.gather(out, p, lowering="kernel"), p)
+
+        return jit(step)
+
+    def closed_over(p):
+        return jit(lambda y: program()(y, p)).lower(y).compile()
+
+    made = lambda: jax_index.make_plan(ids, N, mode="drop")
+    listed = lambda digest: [each for each in jax_index.live_plans() if each.digest == digest]
+    y, step = values(M, 3), program()
+    plans = [made()]
+    plans.append(plans[0].static)
+    digest = plans[0].digest
+    right, closed = np.asarray(program()(y, plans[0])), closed_over(plans[1])
+    traces.clear()
+    for _ in range(3):
+        oracle.assert_same(step(y, plans[1]), right)
+        oracle.assert_same(closed(y), right)
+    (before,) = listed(digest)
+    for _ in range(2):
+        plans.clear()
+        gc.collect()
+        _store.sweep(seconds=0)
+        # Programs alone own the arrays now, where they were.
+        assert set(owners(digest)) == {"program"}
+        use_memory(device, max(before.nbytes.values()))
+        oracle.assert_same(closed(y), right)
+        plans.append(made())
+        plans.append(plans[0].static)
+        oracle.assert_same(step(y, plans[1]), right)
+        oracle.assert_same(program()(y, plans[1]), right)
+        oracle.assert_same(closed_over(plans[1])(y), right)
+        oracle.assert_same(closed(y), right)
+        (after,) = listed(digest)
+        # However many programs and plans, there is one copy, in its place.
+        assert after.nbytes == before.nbytes
+        assert after.nbytes[str(plans[0].ids.device)] == plans[0].nbytes
+        assert after.owners["IndexPlan"] == after.owners["StaticPlan"] == 1
+        assert after.owners["program"] > 1
+    # One trace of the first, and one of each fresh program.
+    assert len(traces) == 5
+    plans.clear()
+    del step, closed
+    assert owners(digest) is None
+    _store.sweep(seconds=0)
+    use_memory(device, max(before.nbytes.values()))
+    oracle.assert_same(program()(y, made().static), right)
