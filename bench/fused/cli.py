@@ -126,8 +126,8 @@ def _notes(on_gpu: bool) -> list[str]:
     if on_gpu:
         notes.append(
             "cuSPARSE and torch's CSR have their weights in row order, sorted once beforehand; "
-            "jax_index and XLA take them in the caller's order. Kernels shorter than a dispatch: "
-            "profiler's kernel time; peers by replays of a CUDA graph. XLA's figures are those of "
-            f"jaxlib {jaxlib.__version__}."
+            "jax_index and XLA take them in the caller's order. jax_index and XLA: the kernels' "
+            "own time from a profiler's trace; other peers: events, replayed as a CUDA graph where "
+            f"a call is short. XLA's figures are those of jaxlib {jaxlib.__version__}."
         )
     return notes

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from bench.fused import targets
 from bench.fused.peers import SUBJECT, TITLES
-from bench.kernels.readme import best, caption, losses, peer, put, row, title
+from bench.kernels.readme import best, caption, losses, peer, put, row, target_table, title
 from bench.kernels.table import number
 
 Record = dict[str, Any]
@@ -19,7 +20,7 @@ BEGIN, END = "<!-- fused table -->", "<!-- end of fused table -->"
 
 
 def markdown(result: Record) -> str:
-    """Every measured line, then those that a peer wins, then the targets that were missed."""
+    """Every measured line, every target with its figures, then the lines that a peer wins."""
     lines = [r for r in result["lines"] if "us" in r["times"].get(SUBJECT, {})]
     columns = {"XLA": ["xla"], "cuSPARSE": ["cusparse-alg2", "cusparse-alg3"]}
     columns |= {"torch CSR": ["torch-csr"], "torch_geometric": ["pyg"], "SciPy": ["scipy"]}
@@ -38,16 +39,8 @@ def markdown(result: Record) -> str:
         ]
         cells += [peer(best(record, names), own["us"]) for names in columns.values()]
         text.append(row(cells))
-    text += ["", caption(result), "", *losses(result, TITLES)]
-    missed = [(r, v) for r in lines for v in r.get("verdicts", []) if not v["met"]]
-    judged = sum(len(r.get("verdicts", [])) for r in lines)
-    if judged:
-        text += ["", f"Targets met: {judged - len(missed)} of {judged}.", ""]
-    for record, v in missed:
-        sign = ">=" if v["at_least"] else "<="
-        text.append(
-            f"- {title(record)}: {v['figure']} {v['value']:.3g}, to be {sign} {v['bound']:g}"
-        )
+    targets.judge(result["lines"], result["device"]["backend"])
+    text += ["", caption(result), "", *target_table(lines), "", *losses(result, TITLES)]
     return "\n".join(text).rstrip()
 
 

@@ -36,6 +36,13 @@ class Target:
     size: tuple[int, int] | None = LARGE
     dtype: str = "float32"
 
+    @property
+    def what(self) -> str:
+        """The lines that it speaks of, in words."""
+        return ", ".join(
+            [" and ".join(self.ops), *([" and ".join(self.patterns)] if self.patterns else [])]
+        )
+
     def applies(self, record: Record, backend: str) -> bool:
         """Whether it speaks of this line."""
         size = (record.get("num_rows"), record.get("num_edges"))
@@ -77,8 +84,8 @@ def judge(records: list[Record], backend: str) -> None:
             if value is not None and target.applies(record, backend):
                 met = value >= target.bound if target.at_least else value <= target.bound
                 record["verdicts"].append(
-                    {"figure": target.figure, "value": value, "bound": target.bound,
-                     "at_least": target.at_least, "met": bool(met)}
+                    {"what": target.what, "figure": target.figure, "value": value,
+                     "bound": target.bound, "at_least": target.at_least, "met": bool(met)}
                 )  # fmt: skip
 
 

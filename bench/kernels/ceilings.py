@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.kernels import profile
 from bench.kernels.limits import Ceilings
 from bench.kernels.timing import time_calls
 
@@ -31,7 +32,8 @@ def measure_ceilings(on_gpu: bool, use_torch: bool = True) -> tuple[Ceilings, di
     if on_gpu:
         from bench.kernels import ceilings_cuda
 
-        sources = [("xla", _xla), ("cupy", ceilings_cuda.cupy_candidates)]
+        sources = [("xla", _xla_dispatched), ("xla kernels", _xla_kernels)]
+        sources.append(("cupy", ceilings_cuda.cupy_candidates))
         if use_torch:
             sources.append(("torch", ceilings_cuda.torch_candidates))
     else:
@@ -72,27 +74,49 @@ def _empty_call() -> float:
     return time_calls(call, lambda: state[0].block_until_ready(), 0.1).seconds
 
 
-def _xla() -> list[Candidate]:
+class _Into:
+    """A program that writes into its last result."""
+
+    def __init__(self, program: Any, place: jax.Array, operand: jax.Array):
+        self._program, self._place, self._operand = program, place, operand
+
+    def __call__(self) -> None:
+        self._place = self._program(self._place, self._operand)
+
+    def wait(self) -> None:
+        self._place.block_until_ready()
+
+
+def _xla_programs() -> list[tuple[str, str, int, _Into]]:
     """Row maxima (reads), a constant into a reused buffer (writes), a scaled copy."""
     rows = GPU_BYTES // 4 // 8192
     a = jnp.ones((rows, 8192), jnp.float32)
-    out = [jnp.zeros((rows, 8192), jnp.float32)]
-    top = [jnp.zeros(rows, jnp.float32)]
     read = jax.jit(lambda top, a: jnp.max(a, axis=1), donate_argnums=0, keep_unused=True)
     write = jax.jit(lambda out, v: jnp.full_like(out, v), donate_argnums=0, keep_unused=True)
     copy = jax.jit(lambda out, a: a * 1.5, donate_argnums=0, keep_unused=True)
-    value = jnp.float32(2)
-
-    def into(place: list[jax.Array], program: Any, operand: jax.Array) -> float:
-        def call() -> None:
-            place[0] = program(place[0], operand)
-
-        return time_calls(call, lambda: place[0].block_until_ready(), 0.15).seconds
-
     return [
-        ("read", "XLA row maximum", GPU_BYTES / into(top, read, a)),
-        ("write", "XLA constant", GPU_BYTES / into(out, write, value)),
-        ("copy", "XLA scaled copy", 2 * GPU_BYTES / into(out, copy, a)),
+        ("read", "XLA row maximum", GPU_BYTES, _Into(read, jnp.zeros(rows, jnp.float32), a)),
+        ("write", "XLA constant", GPU_BYTES, _Into(write, jnp.zeros_like(a), jnp.float32(2))),
+        ("copy", "XLA scaled copy", 2 * GPU_BYTES, _Into(copy, jnp.zeros_like(a), a)),
+    ]
+
+
+def _xla_dispatched() -> list[Candidate]:
+    """Call after call, with the gaps between them."""
+    return [
+        (what, f"{name}, dispatched", moved / time_calls(run, run.wait, 0.05).seconds)
+        for what, name, moved, run in _xla_programs()
+    ]
+
+
+def _xla_kernels() -> list[Candidate]:
+    """The kernels alone, as the lines are timed."""
+    programs = _xla_programs()
+    times = profile.kernel_times([run for *_, run in programs], [20] * len(programs))
+    return [
+        (what, name, moved / found.us * 1e6)
+        for (what, name, moved, _), found in zip(programs, times, strict=True)
+        if found is not None
     ]
 
 

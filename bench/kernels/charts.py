@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from bench.kernels.peers import SUBJECT, TITLES
-from bench.kernels.table import count
+from bench.kernels.table import count, number
 from bench.style import INK, STYLE, metadata
 
 Record = dict[str, Any]
@@ -39,11 +39,15 @@ COLOURS = {
 MARKERS = {"xla": "o", "xla-sorted": "v", "xla-deterministic": "X", "torch-select": "s"}
 MARKERS |= {"torch-add": "s", "torch-deterministic": "P", "torch-segment": "D", "scipy": "^"}
 OPS = ("gather", "scatter_add")
+REAL_PEERS = {"gather": ("torch-select", "numpy"), "scatter_add": ("torch-add", "scipy")}
 
 
 def draw_all(result: Record, folder: Path, kind: str = "svg") -> list[Path]:
     """Draw every chart that the record has lines for; return what was written."""
-    charts = (("limit", _limit_chart), ("peers", peer_chart), ("scale", _scale_chart))
+    charts = (
+        ("limit", _limit_chart), ("peers", peer_chart), ("real", _real_chart),
+        ("scale", _scale_chart),
+    )  # fmt: skip
     return save(result, "ops", charts, folder, kind)
 
 
@@ -74,7 +78,11 @@ def _headline(result: Record, op: str) -> list[Record]:
     lines = [r for r in measured(result, op=op, dtype="float32") if r["width"] == 64]
     lines = [r for r in lines if r["group"] in ("wide", "custom")]
     if not lines:
-        lines = [r for r in measured(result, op=op, dtype="float32") if r["group"] != "scale"]
+        lines = [
+            r
+            for r in measured(result, op=op, dtype="float32")
+            if r["group"] not in ("scale", "real")
+        ]
     return list({r["pattern"]: r for r in lines}.values())
 
 
@@ -181,36 +189,104 @@ def short(record: Record) -> str:
 
 
 def _scale_chart(result: Record) -> Any:
-    """Picoseconds an element against the number of elements."""
-    panels = {op: measured(result, op=op, group="scale") for op in OPS}
-    if not any(panels.values()):
+    """Nanoseconds an element against the number of elements, one panel an op and width."""
+    lines = measured(result, group="scale")
+    widths = sorted({r["width"] for r in lines}, reverse=True)
+    if not lines:
         return None
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
-    for ax, (op, lines) in zip(axes, panels.items(), strict=True):
-        names = [n for n in TITLES if sum("us" in r["times"].get(n, {}) for r in lines) > 1]
-        for name in names:
-            found = [
-                (r["num_edges"] * r["width"], r["times"][name]["us"])
-                for r in lines
-                if "us" in r["times"].get(name, {})
-            ]
-            ax.plot([m for m, _ in found], [us / m * 1e6 for m, us in found], color=COLOURS[name],
-                    marker=MARKERS.get(name, "o"), ms=4, lw=2 if name == SUBJECT else 1.2,
-                    label=TITLES[name])  # fmt: skip
-        limits = [(r["num_edges"] * r["width"], r["limit"]["once"]) for r in lines]
-        ax.plot([m for m, _ in limits], [us / m * 1e6 for m, us in limits], color=INK, ls=":",
-                lw=1.2, label="memory limit")  # fmt: skip
-        ax.axvline(2**31, color=INK, lw=0.8, alpha=0.6)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+    figure, axes = plt.subplots(
+        len(widths), 2, figsize=(12, 0.8 + 3.6 * len(widths)), layout="constrained",
+        sharex=True, squeeze=False,
+    )  # fmt: skip
+    for across, width in zip(axes, widths, strict=True):
+        for ax, op in zip(across, OPS, strict=True):
+            _scale_panel(ax, [r for r in lines if r["op"] == op and r["width"] == width])
+            row = "one float32" if width == 1 else f"{width} float32"
+            ax.set_title(f"{op}, a row is {row}", fontsize=10)
+        across[0].set_ylabel("ns an element")
+    for ax in axes[-1]:
         ax.set_xlabel("elements on the edge side (line: 2³¹)")
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
-        ax.set_title(f"{op}, uniform, rows of 64 float32, 8 edges a row", fontsize=10)
-        ax.grid(color=INK, alpha=0.2, lw=0.6)
+    legend(figure, axes.flat)
+    figure.suptitle(
+        f"Cost against size, random ids, 8 edges a row, kernels alone\n{where(result)}"
+        if result["device"]["backend"] == "gpu"
+        else f"Cost against size, random ids, 8 edges a row\n{where(result)}",
+        fontsize=11,
+    )
+    return figure
+
+
+def _scale_panel(ax: Axes, lines: list[Record]) -> None:
+    lines = sorted(lines, key=lambda r: r["num_edges"])
+    elements = [r["num_edges"] * r["width"] for r in lines]
+
+    def draw(found: list[float | None], **style: Any) -> None:
+        points = [(m, us / m * 1e3) for m, us in zip(elements, found, strict=True) if us]
+        ax.plot([m for m, _ in points], [ns for _, ns in points], **style)
+
+    for name in TITLES:
+        found = [r["times"].get(name, {}).get("us") for r in lines]
+        if any(found):
+            draw(found, color=COLOURS[name], marker=MARKERS.get(name, "o"), ms=4,
+                 lw=2 if name == SUBJECT else 1.2, label=TITLES[name])  # fmt: skip
+    limits = (("once", ":", "every row once from memory"), ("no_reuse", "-.", "every edge anew"))
+    for key, style, label in limits:
+        draw([r["limit"][key] for r in lines], color=INK, ls=style, lw=1.2, label=label)
+    if max(elements, default=0) > 2**30:
+        ax.axvline(2**31, color=INK, lw=0.8, alpha=0.6)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _plain(ax.yaxis)
+    ax.grid(color=INK, alpha=0.2, lw=0.6)
+    bare(ax)
+
+
+def _plain(axis: Any) -> None:
+    """Numbers on a logarithmic axis as 0.2 and 5,000; more of them where it is short."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _real_chart(result: Record) -> Any:
+    """Microseconds on real index arrays, one panel an op; shorter is better."""
+    lines = measured(result, group="real")
+    if not lines:
+        return None
+    inputs = list(dict.fromkeys(r["pattern"] for r in lines))
+    shown = {op: [SUBJECT, "xla", *peers] for op, peers in REAL_PEERS.items()}
+    figure, axes = plt.subplots(
+        1, 2, figsize=(12, 1.6 + 0.46 * len(inputs)), layout="constrained", sharey=True
+    )
+    for ax, (op, names) in zip(axes, shown.items(), strict=True):
+        names = [n for n in names if any("us" in r["times"].get(n, {}) for r in lines)]
+        height = 0.8 / max(len(names), 1)
+        for record in (r for r in lines if r["op"] == op):
+            row = inputs.index(record["pattern"])
+            ax.plot([record["limit_us"]] * 2, [row - 0.45, row + 0.45], color=INK, lw=1.2, ls=":")
+            for i, name in enumerate(names):
+                us = record["times"].get(name, {}).get("us")
+                if us is not None:
+                    place = row + (i - (len(names) - 1) / 2) * height
+                    ax.barh(place, us, height * 0.92, color=COLOURS[name],
+                            label=TITLES[name])  # fmt: skip
+                    ax.text(us, place, f" {number(us)}", va="center", fontsize=7)
+        least = [min(r["times"][SUBJECT]["us"], r["limit_us"]) for r in lines if r["op"] == op]
+        ax.set_xscale("log")
+        ax.set_xlim(min(least, default=1) / 2, ax.get_xlim()[1] * 2)
+        _plain(ax.xaxis)
+        ax.set_xlabel("microseconds; dotted: limit of the memory or the cache")
+        ax.set_title(op, fontsize=10)
         bare(ax)
-    axes[0].set_ylabel("picoseconds an element")
+    sizes = {r["pattern"]: f"{count(r['num_rows'])}, {count(r['num_edges'])}, {r['width']}"
+             for r in lines}  # fmt: skip
+    axes[0].set_yticks(range(len(inputs)), [f"{i} ({sizes[i]})" for i in inputs], fontsize=8)
+    axes[0].invert_yaxis()
     legend(figure, axes)
-    figure.suptitle(f"Cost against size\n{where(result)}", fontsize=11)
+    figure.suptitle(
+        f"Real graphs, road networks and traces (rows, edges, width)\n{where(result)}", fontsize=11
+    )
     return figure
 
 

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     started = time.monotonic()
     on_gpu = jax.default_backend() == "gpu"
     budget = options.budget or (float("inf") if options.full else 170.0 if on_gpu else 85.0)
-    real = {} if options.no_real else real_inputs.real_inputs()
+    real = {} if options.no_real or options.scale else real_inputs.real_inputs()
+    if options.peers is None:
+        options.peers = [SUBJECT, "xla"] if options.scale else [*PEERS, DETERMINISTIC]
     lines = _lines(options, grid, real, on_gpu)
     if options.list:
         for line in lines:
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     if not console.is_terminal:
         console.width = 180
     result = session.open_record("ops", arguments) | {"cases": []}
-    result["notes"] += _notes(on_gpu, real, options.no_real) + session.machine_notes(result)
+    unwanted = options.no_real or options.scale
+    result["notes"] += _notes(on_gpu, real, unwanted) + session.machine_notes(result)
     with Progress(
         TextColumn("{task.description:58s}"), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(), console=console,
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         result["notes"] += session.steady(
             ceilings, *measure_ceilings(on_gpu, use_torch=False), result
         )
-        if not options.no_cases:
+        if not options.no_cases and not options.scale:
             for name in cases.CASES:
                 progress.update(bar, description=f"case {name}")
                 result["cases"].append(cases.run_case(name, on_gpu))
@@ -91,6 +94,7 @@ def _parser(grid: Any, peers: dict[str, Any], deterministic: str) -> argparse.Ar
     parser = argparse.ArgumentParser(prog="python -m bench ops", description=__doc__)
     what = parser.add_argument_group("lines (any of the filters but --groups makes its own grid)")
     what.add_argument("--full", action="store_true", help="the whole grid, without a budget")
+    what.add_argument("--scale", action="store_true", help="cost against size, XLA as the peer")
     what.add_argument("--groups", type=words, help="groups of the default grid, as wide,small")
     what.add_argument("--ops", type=words, help=", ".join(grid.OPS))
     what.add_argument("--patterns", type=words, help=f"{', '.join(grid.PATTERNS)}; real inputs")
@@ -99,7 +103,7 @@ def _parser(grid: Any, peers: dict[str, Any], deterministic: str) -> argparse.Ar
     what.add_argument("--sizes", type=sizes, help="rows:edges, as 13000:43000,512k:4M")
     what.add_argument("--no-real", action="store_true", help="leave real inputs out")
     how = parser.add_argument_group("run")
-    how.add_argument("--peers", type=among(names), default=names, help=", ".join(names))
+    how.add_argument("--peers", type=among(names), help=", ".join(names))
     how.add_argument("--seconds", type=float, help="a peer and line (GPU 0.12, CPU 0.1)")
     how.add_argument("--budget", type=float, help="seconds for all lines")
     how.add_argument("--seed", type=int, default=0)
@@ -128,6 +132,8 @@ def _lines(options: Any, grid: Any, real: dict[str, Any], on_gpu: bool) -> list[
             options.widths or [64],
             options.dtypes or ["float32"],
         )
+    if options.scale:
+        return grid.scale_lines(on_gpu, options.full)
     names = list(real) if options.full else real_inputs.headline(list(real), few=not on_gpu)
     lines = grid.default_lines(on_gpu, options.full, names)
     return [line for line in lines if not options.groups or line.group in options.groups]
@@ -144,9 +150,10 @@ def _notes(on_gpu: bool, real: dict[str, Any], unwanted: bool) -> list[str]:
     ]
     if on_gpu:
         notes.append(
-            "Kernels shorter than a dispatch: profiler's kernel time; torch as replays of a CUDA "
-            "graph. Working sets below 40 MB stay in the L2; up to 200 MB, operands rotate. XLA's "
-            f"figures are those of jaxlib {jaxlib.__version__}."
+            "jax_index and XLA: the kernels' own time from a profiler's trace, without the gaps "
+            "between calls; torch: by events, replayed as a CUDA graph where a call is short. "
+            "Working sets below 40 MB stay in the L2; up to 200 MB, operands rotate. XLA's figures "
+            f"are those of jaxlib {jaxlib.__version__}."
         )
     else:
         notes.append(

@@ -11,25 +11,26 @@ from typing import Any
 
 import jax
 
-from bench.kernels import check, patterns, profile
+from bench.kernels import check, patterns
 from bench.kernels.limits import CACHE_RESIDENT, Ceilings, Limit, limit_of
 from bench.kernels.line import DTYPES, Inputs, Line
 from bench.kernels.peer import Peer, Prepared, Skip
 from bench.kernels.peers import SUBJECT
-from bench.kernels.timing import JaxCalls, Timing, graph_replay
+from bench.kernels.pending import Pending
+from bench.kernels.timing import Timing, graph_replay
 from bench.kernels.topology import Topology
 
 Record = dict[str, Any]
-# Up to here operands rotate, for the cache could hold part of them, and times are the profiler's,
-# for kernels may be shorter than their dispatch.
-SMALL = 5 * CACHE_RESIDENT
+SMALL = 5 * CACHE_RESIDENT  # up to here operands rotate, for the cache could hold part of them
 REPLAYED = ("small", "custom")  # groups whose small lines are also replayed as CUDA graphs
+QUICK = ("real", "scale")  # groups of many lines, whose peers get half of the time
 KEPT_TOPOLOGIES = 6
 CPU_ROUNDS = 3
+DISPATCHED = 3  # on a GPU dispatched calls get this part of the time: their figure is the second
 
 
 class Bench:
-    """State of one run: ceilings, peers, topologies, and small programs to be profiled."""
+    """State of one run: ceilings, peers, topologies, and programs that wait for a trace."""
 
     def __init__(
         self,
@@ -45,8 +46,7 @@ class Bench:
         self.ceilings, self.peers, self.real = ceilings, peers, real
         self.on_gpu, self.seed, self.seconds, self.graphs = on_gpu, seed, seconds, graphs
         self._topologies: OrderedDict[tuple[str, int, int], Topology] = OrderedDict()
-        self._small: dict[str, tuple[Record, str, JaxCalls]] = {}
-        self._count = 0
+        self._pending = Pending()
 
     def topology(self, line: Line) -> Topology:
         """The topology of a line; the last few are kept."""
@@ -86,7 +86,6 @@ class Bench:
 
     def run(self, line: Line) -> Record:
         """The record of one line; it has "error" where the line as a whole failed."""
-        self._count += 1
         record: Record = {
             "op": line.op, "pattern": line.pattern, "group": line.group, "dtype": line.dtype,
             "width": line.width, "row_bytes": line.row_bytes, "times": {},
@@ -98,6 +97,8 @@ class Bench:
                 self._measure(line, record)
         except Exception as error:
             record["error"] = _text(error)
+        if self._pending.full:
+            self._pending.trace()
         gc.collect()
         return record
 
@@ -106,26 +107,26 @@ class Bench:
         record |= self.describe(line) | {"limit": limit.record(), "limit_us": limit.judge}
         rotate = self.on_gpu and CACHE_RESIDENT < limit.working_set < SMALL
         inputs = self.inputs(line, 3 if rotate else 1)
-        small = self.on_gpu and limit.working_set < SMALL
         record["cache_resident"] = self.on_gpu and limit.working_set < CACHE_RESIDENT
+        seconds = self.seconds / (2 if line.group in QUICK else 1)
         reference = self.reference(inputs)
         ready: dict[str, Prepared] = {}
         for peer in self.peers:
             with _recorded(record, peer.name):
                 name = f"{line.op} {peer.name}".replace(" ", "_").replace("-", "_")
-                name += f"_{self._count}" if small else ""
                 prepared = peer.prepare(inputs, name)
                 self._check(peer.name, prepared, reference, record)
-                if self.on_gpu:  # one after another: each gives its memory back
-                    self._time({peer.name: prepared}, record, 1, self.seconds / (3 if small else 1))
-                else:
+                if not self.on_gpu:
                     ready[peer.name] = prepared
-                # Profiled later, outside of this line's settings: float64 needs its own.
-                if small and prepared.calls is not None and line.dtype != "float64":
-                    self._small[name] = (record, peer.name, prepared.calls)
-                if peer.name == SUBJECT and record["cache_resident"]:
-                    self._replay(prepared, inputs, record)
-        self._time(ready, record, CPU_ROUNDS, self.seconds / CPU_ROUNDS)
+                    continue
+                # One after another: each gives its memory back, but for what awaits a trace.
+                traced = prepared.calls is not None
+                self._time({peer.name: prepared}, record, 1, seconds / (DISPATCHED * traced or 1))
+                if prepared.calls is not None:
+                    self._pending.add(record, peer.name, prepared.calls)
+                if limit.working_set < SMALL:
+                    self._replay(peer.name, prepared, inputs, record)
+        self._time(ready, record, CPU_ROUNDS, seconds / CPU_ROUNDS)
 
     def _check(self, name: str, prepared: Prepared, reference: Any, record: Record) -> None:
         error, allowed = reference.error(prepared.result), reference.allowed
@@ -154,35 +155,24 @@ class Bench:
                 if rounds > 1:
                     entry["rounds_us"] = [t.seconds * 1e6 for t in timings]
 
-    def _replay(self, prepared: Prepared, inputs: Any, record: Record) -> None:
-        if not self.graphs or prepared.fn is None or inputs.line.group not in REPLAYED:
+    def _replay(self, name: str, prepared: Prepared, inputs: Any, record: Record) -> None:
+        if not self.graphs or inputs.line.group not in REPLAYED:
             return
-        entry = record["times"][SUBJECT]
+        # In a chain, XLA's row sums would share one array of zeros and copy it every time.
+        if name != SUBJECT and not (name == "xla" and inputs.line.moves == "gather"):
+            return
+        if prepared.fn is None or prepared.calls is None:
+            return
+        entry, operand = record["times"][name], inputs.operands[0]
         try:
-            operand = inputs.operands[0]
-            entry["graph"] = graph_replay(prepared.fn, operand, inputs.plan, self.seconds)
+            entry["graph"] = graph_replay(prepared.fn, operand, prepared.calls.plan, self.seconds)
         except Exception as error:
             entry["graph"] = {"error": _text(error)}
 
-    def profile_small(self) -> str | None:
-        """Replace the times of small programs by the profiler's; the reason where it cannot."""
-        if not self._small:
-            return None
-        try:
-            times = profile.kernel_microseconds({k: v[2] for k, v in self._small.items()})
-        except Exception as error:
-            return f"no profile of small shapes ({_text(error)}): their times contain the dispatch"
-        for name, figures in times.items():
-            record, peer, _ = self._small[name]
-            entry = record["times"][peer]
-            entry["dispatch_us"], entry["us"] = entry["us"], figures["us"]
-            entry["kernels"], entry["method"] = figures["kernels"], "profiler"
-            entry["share"] = record["limit_us"] / figures["us"]
-        missing = len(self._small) - len(times)
-        self._small.clear()
-        if missing:
-            return f"the profiler saw nothing of {missing} small programs: dispatch times stand"
-        return None
+    def finish(self) -> list[str]:
+        """Trace what is left; what the traces of this run did not give."""
+        self._pending.trace()
+        return self._pending.notes()
 
 
 @contextlib.contextmanager

@@ -77,7 +77,8 @@ def _jax_peer(kind: str, inputs: Inputs, name: str) -> Prepared:
     result = program(inputs.buffer(), inputs.operands[0], plan)
     result.block_until_ready()
     calls = JaxCalls(program, result, inputs.operands, plan)
-    fn = jax_index_fn(line.op, t.num_rows, line.width, line.dtype) if kind == SUBJECT else None
+    shape = (line.op, t.num_rows, line.width, line.dtype)
+    fn = jax_index_fn(*shape) if kind == SUBJECT else xla_fn(*shape, kind == "xla-sorted")
     return Prepared(result, lambda seconds: time_calls(calls, calls.wait, seconds), calls, fn)
 
 

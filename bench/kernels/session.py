@@ -82,8 +82,8 @@ def run_lines(
         result["lines"].append(bench.run(line))
         if path and done % SAVE_EVERY == 0:
             write(path, result)  # a crash of the device leaves these
-    follow("profile of small shapes", len(lines))
-    result["notes"] += filter(None, [bench.profile_small()])
+    follow("traces of the last lines", len(lines))
+    result["notes"] += bench.finish()
 
 
 def steady(before: Any, after: Any, record: Record, result: Record) -> list[str]:

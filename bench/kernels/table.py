@@ -48,7 +48,7 @@ def print_report(
     for case in result.get("cases", []):
         console.print(case_sentence(case))
     for verdict in result.get("verdicts", []):
-        console.print(f"{verdict['figure']}: {verdict_text(verdict)}")
+        console.print(f"{verdict['what']}: {verdict_text(verdict)}")
     met = [v["met"] for r in result["lines"] for v in r.get("verdicts", [])]
     console.print(f"targets met: {sum(met)} of {len(met)}.")
     for note in result["notes"]:

@@ -3,20 +3,23 @@
 
 JAX: calls are dispatched one after another and waited for at the end; each writes into the buffer
 of the one before (donation), so nothing is allocated and no page is touched for the first time.
-Where the kernel outlasts a dispatch, the quotient is the kernel's time. Where it does not (small
-shapes on a GPU), the profiler gives the kernels' own time (`profile.py`), and a program of many
-calls, which XLA records as a CUDA graph, the time of a replay (`graph_replay`).
+On a CPU the quotient is the time. On a GPU it holds the gaps between calls, some 30 us each, and
+the kernels' own time comes from a trace (`profile.py`); for small shapes a program of many calls,
+which XLA records as a CUDA graph, also gives the time of a replay (`graph_replay`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
+from bench.step_profile import index_instructions
 
 DISPATCH = "dispatch"  # many calls, one wait
 REPEATS = 7
@@ -93,6 +96,11 @@ class JaxCalls:
         """Return once the last call is done."""
         jax.block_until_ready(self.out)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of operands and result."""
+        return sum(x.nbytes for x in jax.tree.leaves((self.out, self.operands)))
+
 
 def jit_into(fn: Callable[[Any, Any], Any], name: str) -> Any:
     """Jit fn(operand, plan) as name(buffer, operand, plan): its result takes the buffer's place."""
@@ -114,36 +122,41 @@ def graph_replay(
     program of these writes alone is subtracted. XLA records so many calls as one CUDA graph.
     """
 
-    def touch(x: Any, y: Any) -> Any:
-        corner = jax.lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape((1,) * x.ndim)
-        return jax.lax.dynamic_update_slice(x, corner, (0,) * x.ndim)
+    def chained(keep: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        def chain(x: Any, y: Any, plan: Any) -> Any:
+            for _ in range(length):
+                x = keep(_touch(x, y))
+                y = keep(fn(x, plan))
+            return x, y
 
-    def chain(x: Any, y: Any, plan: Any) -> Any:
-        for _ in range(length):
-            x = touch(x, y)
-            y = fn(x, plan)
-        return x, y
+        return chain
 
     def empty(x: Any, y: Any, plan: Any) -> Any:
         del plan
         for _ in range(length):
-            x = touch(x, y)
+            x = _touch(x, y)
             # A changed element of y keeps the writes apart, at the price of one more of them.
-            y = touch(y, x)
+            y = _touch(y, x)
         return x, y
 
-    times = []
-    for program in (chain, empty):
+    def compiled(program: Callable[[Any, Any, Any], Any]) -> Any:
         jitted = jax.jit(program, donate_argnums=(0, 1), keep_unused=True)
-        state = [operand + 0, fn(operand, plan)]
-        compiled = jitted.lower(*state, plan).compile()
-        if program is chain:
-            found = compiled.as_text().count('custom_call_target="jax_index')
-            if found < length:
-                raise RuntimeError(f"XLA kept {found} of {length} calls")
+        return jitted.lower(operand, jax.eval_shape(fn, operand, plan), plan).compile()
 
-        def call(compiled: Any = compiled, state: list[Any] = state) -> None:
-            state[:] = compiled(*state, plan)
+    calls = compiled(chained(lambda x: x))
+    if calls.as_text().count('custom_call_target="jax_index') < length:
+        # XLA's own gather or scatter: a barrier keeps the write from being fused into it.
+        calls = compiled(chained(jax.lax.optimization_barrier))
+        found = len(index_instructions(calls.as_text()))
+        copies = len(re.findall(r"(?<![\w-])copy\(", calls.as_text()))
+        if found < length or copies >= length:
+            raise RuntimeError(f"XLA kept {found} of {length} calls, with {copies} copies")
+    times = []
+    for program in (calls, compiled(empty)):
+        state = [operand + 0, fn(operand, plan)]
+
+        def call(program: Any = program, state: list[Any] = state) -> None:
+            state[:] = program(*state, plan)
 
         def wait(state: list[Any] = state) -> None:
             state[1].block_until_ready()
@@ -151,3 +164,9 @@ def graph_replay(
         times.append(time_calls(call, wait, seconds / 2).seconds / length * 1e6)
     whole, empty_us = times[0], times[1] / 2  # the empty chain has two writes where this has one
     return {"us": whole - empty_us, "with_chain_us": whole, "chain_us": empty_us}
+
+
+def _touch(x: Any, y: Any) -> Any:
+    """Write the first element of y into x."""
+    corner = jax.lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape((1,) * x.ndim)
+    return jax.lax.dynamic_update_slice(x, corner, (0,) * x.ndim)
