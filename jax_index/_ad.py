@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jax_index import _check, _noted, _sharding
@@ -344,16 +343,14 @@ def _jitted(call: Any, method: str, batches: Any) -> Any:
     return jax.jit(_batched(getattr(call, method), batches))
 
 
-def _define(name: str, method: str, abstract_method: str) -> Primitive:
+def _define(name: str, method: str, abstract_method: str) -> _sharding.Divisible:
     """Make a primitive that runs a method of its parameter `call` under `batches`.
 
     Shapes come from `abstract_method`: tracing a tangent for them would not end, since it is made
     of its own adjoint's tangent.
     """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
     # The kernels inside are not seen from outside.
-    _sharding.register(primitive)
+    primitive = _sharding.Divisible(name)
 
     def evaluate(*operands: Any, call: Any, batches: Any) -> Any:
         return _jitted(call, method, batches)(*operands)
@@ -365,10 +362,11 @@ def _define(name: str, method: str, abstract_method: str) -> Primitive:
         out = primitive.bind(*operands, call=call, batches=(*batches, tuple(axes)))
         return out, [0] * len(out)
 
-    primitive.def_impl(evaluate)
-    primitive.def_abstract_eval(abstract)
-    batching.primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, mlir.lower_fun(evaluate, multiple_results=True))
+    for form in primitive.forms:
+        form.def_impl(evaluate)
+        form.def_abstract_eval(abstract)
+        batching.primitive_batchers[form] = batch
+        mlir.register_lowering(form, mlir.lower_fun(evaluate, multiple_results=True))
     return primitive
 
 
@@ -457,7 +455,9 @@ def _pulled(fun: Callable[..., Any], saved: Any, dots: Any, moving: int) -> Call
     return outer
 
 
-ad.primitive_jvps[op_p] = _op_jvp
-ad.primitive_transposes[op_p] = _op_transpose
-ad.primitive_jvps[tangent_p] = in_any_mode(_tangent_jvp)
-ad.primitive_transposes[tangent_p] = _tangent_transpose
+for _form in op_p.forms:
+    ad.primitive_jvps[_form] = _op_jvp
+    ad.primitive_transposes[_form] = _op_transpose
+for _form in tangent_p.forms:
+    ad.primitive_jvps[_form] = in_any_mode(_tangent_jvp)
+    ad.primitive_transposes[_form] = _tangent_transpose

@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 MAX_RANK = 24
 
 
-class Kernel(Primitive):
+class Kernel(_sharding.Divisible):
     """A primitive that remembers which of its operands are static arrays, as parameter ``static``.
 
     What is lowered sees an operand only as an argument of a function, so that this is noted where
@@ -65,11 +65,8 @@ def define(
             be used there although there is a kernel; they must give the same bits.
     """
     primitive = Kernel(f"jax_index_{name}")
-    primitive.multiple_results = True
     parts = _parts.TABLE[name]
-    cut = _sharding.register(primitive)
 
-    @primitive.def_abstract_eval
     def avals(*operands: Any, static: Any, **params: Any) -> Any:
         del static
         out, *rooms = abstract(*operands, **params)
@@ -83,7 +80,6 @@ def define(
         run._apply_primitive = True
         return jax.jit(run)
 
-    @primitive.def_impl
     def evaluate(*operands: Any, static: Any, **params: Any) -> Any:
         del static  # here are the arrays themselves
         with jax.disable_jit(False):
@@ -101,7 +97,7 @@ def define(
             static: Any,
             **params: Any,
         ) -> Any:
-            if cut and _sharding.applies(ctx):
+            if primitive.told and _sharding.applies(ctx):
                 return _sharding.lower(name, primitive, parts, ctx, *operands, **params)
             if native is not None and native(platform, ctx.avals_in, ctx.avals_out, **params):
                 return mlir.lower_fun(reference, multiple_results=True)(ctx, *operands, **params)
@@ -113,21 +109,26 @@ def define(
                 operands, given = tuple(named), {**given, **names}
             return rule(ctx, *operands, attributes=given, aliased=aliased, **params)
 
-        mlir.register_lowering(primitive, lower, platform=platform)
+        for form in primitive.forms:
+            mlir.register_lowering(form, lower, platform=platform)
     fallback = _native.fallback_lowering(reference)
-    mlir.register_lowering(
-        primitive, lambda ctx, *operands, static, **params: fallback(ctx, *operands, **params)
-    )
 
-    if batch is not None:
+    def lower_elsewhere(ctx: Any, *operands: Any, static: Any, **params: Any) -> Any:
+        del static
+        return fallback(ctx, *operands, **params)
 
-        def batcher(operands: Any, axes: Any, *, static: Any, **params: Any) -> Any:
-            moved, params, out_axes = batch(list(operands), list(axes), **params)
-            # A plan that meets a batch of other plans is given another shape.
-            kept = tuple((k, name) for k, name in static if moved[k] is operands[k])
-            return primitive.bind(*moved, static=kept, **params), out_axes
+    def batcher(operands: Any, axes: Any, *, static: Any, **params: Any) -> Any:
+        moved, params, out_axes = batch(list(operands), list(axes), **params)  # type: ignore[misc]
+        # A plan that meets a batch of other plans is given another shape.
+        kept = tuple((k, name) for k, name in static if moved[k] is operands[k])
+        return primitive.bind(*moved, static=kept, **params), out_axes
 
-        batching.primitive_batchers[primitive] = batcher
+    for form in primitive.forms:
+        form.def_abstract_eval(avals)
+        form.def_impl(evaluate)
+        mlir.register_lowering(form, lower_elsewhere)
+        if batch is not None:
+            batching.primitive_batchers[form] = batcher
     return primitive
 
 

@@ -26,7 +26,7 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_index import _check
 
@@ -220,6 +220,47 @@ def _resharded(x: jax.Array, axis: int, entry: Any) -> jax.Array:
     return jax.sharding.reshard(x, PartitionSpec(*spec))
 
 
+def asked(op: str, out_sharding: Any) -> NamedSharding | None:
+    """Check the argument out_sharding, as jax.ops takes it: over explicit axes of the mesh."""
+    if out_sharding is None:
+        return None
+    argument, expected = "out_sharding", "None, a NamedSharding or a PartitionSpec"
+    if not isinstance(out_sharding, NamedSharding | PartitionSpec):
+        fix = "The sharding of the result, over an explicit mesh."
+        _check.fail(TypeError, op, argument, expected, _check.describe(out_sharding), fix)
+    if out_sharding is None or (
+        isinstance(out_sharding, NamedSharding) and out_sharding.mesh.empty
+    ):
+        return None
+    if isinstance(out_sharding, PartitionSpec):
+        around: Any = jax.sharding.get_abstract_mesh()
+        if around.empty:
+            fix = "Pass a NamedSharding, or set the mesh with jax.set_mesh."
+            _check.fail(ValueError, op, argument, "over a mesh", f"{out_sharding} and no mesh", fix)
+        out_sharding = NamedSharding(around, out_sharding)
+    mesh, spec = out_sharding.mesh, out_sharding.spec
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    names = [axis for entry in spec for axis in _mesh_axes(entry)]
+    left = [axis for axis in names if kinds.get(axis) != AxisType.Explicit]
+    if left or getattr(spec, "unreduced", None):
+        fix = "Constrain the result instead: jax.lax.with_sharding_constraint(out, sharding)."
+        _check.fail(ValueError, op, argument, "over explicit axes of the mesh", f"{spec}", fix)
+    return out_sharding
+
+
+def placed(op: str, out: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Give a result the sharding that was asked for."""
+    if sharding is None:
+        return out
+    spec, sizes = sharding.spec, dict(sharding.mesh.shape)
+    cut = [math.prod(sizes[axis] for axis in _mesh_axes(entry)) for entry in spec]
+    if len(cut) > out.ndim or any(n % k for n, k in zip(out.shape, cut, strict=False)):
+        fix = "Leave it out, or pad the segments."
+        expected = f"one that cuts the result's shape {out.shape} evenly"
+        _check.fail(ValueError, op, "out_sharding", expected, f"{spec}", fix)
+    return jax.sharding.reshard(out, sharding)
+
+
 # --- Automatic meshes -----------------------------------------------------------------------------
 
 
@@ -232,6 +273,45 @@ def register(primitive: Primitive) -> bool:
     except (ImportError, AttributeError):  # pragma: no cover (no known version)
         return False
     return True
+
+
+class Divisible(Primitive):
+    """A primitive that is told its devices when it is lowered, and a twin that is not.
+
+    JAX lowers nothing that asks for devices for an AbstractMesh. In the body of a shard_map nobody
+    needs them, and where the mesh is abstract there are none: the twin stands there.
+    """
+
+    multiple_results = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.told = register(self)
+        self.twin = Primitive(name)
+        self.twin.multiple_results = True
+
+    @property
+    def forms(self) -> tuple[Primitive, Primitive]:
+        """Both, which have the same rules."""
+        return self, self.twin
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        """Bind the one that belongs here, as every primitive does."""
+        if _without_devices(operands):
+            return self.twin.bind(*operands, **params)
+        return super().bind(*operands, **params)
+
+
+def _without_devices(operands: Sequence[Any]) -> bool:
+    """Say whether all axes are those of a shard_map, or no mesh in sight has devices."""
+    around: Any = jax.sharding.get_abstract_mesh()
+    if not around.empty and all(kind == AxisType.Manual for kind in around.axis_types):
+        return True
+    of_operands = [getattr(jax.typeof(value), "sharding", None) for value in operands]
+    meshes = [around, *(sharding.mesh for sharding in of_operands if sharding is not None)]
+    # Before jax 0.9 an abstract mesh does not know whether it is one of devices.
+    devices = [getattr(mesh, "abstract_device", True) for mesh in meshes if not mesh.empty]
+    return bool(devices) and not any(devices)
 
 
 def applies(ctx: Any) -> bool:

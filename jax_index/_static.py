@@ -280,8 +280,9 @@ jax.tree_util.register_pytree_node(
 
 def static_plan(plan: IndexPlan, op: str = "IndexPlan.static", argument: str = "") -> StaticPlan:
     """Return the static plan of a concrete one; errors name `op`."""
-    _plan.concrete_ids(op, plan, "Take .static", argument)
-    _check_built(plan, op, argument or "self")
+    if plan.__dict__.get("_owner") is None:
+        _plan.concrete_ids(op, plan, "Take .static", argument)
+        _check_built(plan, op, argument or "self")
     owner = _owner_of(plan, "IndexPlan", plan.digest, repr(plan), plan.arrays)
     flags = plan.identity, plan.no_long_row
     key = PlanKey(plan.digest, plan.num_rows, plan.num_edges, *flags)

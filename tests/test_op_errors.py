@@ -153,9 +153,9 @@ TABLE = [
     (
         "segment_max",
         lambda: smax(f32(3), IDS, out_sharding="x"),
-        ValueError,
-        "out_sharding must be None, got 'x'. "
-        "Leave it out: the result keeps data's sharding off the first axis.",
+        TypeError,
+        "out_sharding must be None, a NamedSharding or a PartitionSpec, got 'x'. "
+        "The sharding of the result, over an explicit mesh.",
     ),
     (
         "segment_sum",

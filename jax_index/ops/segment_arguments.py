@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jax_index import _cache, _check, _ids, _primitive
+from jax_index import _cache, _check, _ids, _primitive, _sharding
 from jax_index._plan import IndexPlan
 
 MODES = "None, 'drop', 'fill', 'promise_in_bounds' or 'raise'"
@@ -20,20 +21,22 @@ REFUSED = {
 
 def prepare(
     op: str, data: Any, segment_ids: Any, num_segments: Any, mode: Any, out_sharding: Any
-) -> tuple[jax.Array, IndexPlan]:
-    """Check the arguments of a segment reduction; return data and the plan of its ids."""
+) -> tuple[jax.Array, IndexPlan, Callable[[jax.Array], jax.Array]]:
+    """Check the arguments of a segment reduction.
+
+    Returns:
+        data, the plan of its ids, and what gives the result the sharding that was asked for.
+    """
     data = _check.array(op, "data", data)
     if data.ndim == 0:
         fix = "Reduce over at least one axis: data.reshape(1)."
         _check.fail(ValueError, op, "data", "an array of at least one axis", "a scalar", fix)
-    if out_sharding is not None:
-        fix = "Leave it out: the result keeps data's sharding off the first axis."
-        _check.fail(ValueError, op, "out_sharding", "None", _check.describe(out_sharding), fix)
+    sharding = _sharding.asked(op, out_sharding)
     plan = _resolve(op, segment_ids, num_segments, mode)
     fix = "Pass one segment id for each entry."
     _check.rows(op, "data", data, 0, plan.num_edges, "one for each segment id", fix)
     data, plan = _primitive.align_varying(data, plan)
-    return data, plan
+    return data, plan, lambda out: _sharding.placed(op, out, sharding)
 
 
 def _resolve(op: str, segment_ids: Any, num_segments: Any, mode: Any) -> IndexPlan:

@@ -40,7 +40,7 @@ def segment_sum(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
         allow_reduction: where the entries are sharded over devices, let each sum its own and add
             the sums over devices, instead of an error; see :func:`scatter_add`.
 
@@ -67,10 +67,10 @@ def segment_sum(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_sum"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
     rows.check_summable(op, "data", data.dtype)
     allow_reduction = _check.flag(op, "allow_reduction", allow_reduction)
-    return rows.sum_rows(data, plan, allow_reduction=allow_reduction)
+    return place(rows.sum_rows(data, plan, allow_reduction=allow_reduction))
 
 
 def segment_mean(
@@ -96,7 +96,7 @@ def segment_mean(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]``; an empty segment is 0. The sum is divided once, then rounded once.
@@ -120,8 +120,8 @@ def segment_mean(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_mean"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.reduce(op, reductions.mean_rule, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.reduce(op, reductions.mean_rule, data, plan))
 
 
 def segment_max(
@@ -147,7 +147,7 @@ def segment_max(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]`` of data's dtype; an empty segment is the dtype's least value (-inf where there
@@ -173,8 +173,8 @@ def segment_max(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_max"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.extremum_of(op, data, plan, False)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.extremum_of(op, data, plan, False))
 
 
 def segment_min(
@@ -200,7 +200,7 @@ def segment_min(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]`` of data's dtype; an empty segment is the dtype's largest value (inf where there
@@ -225,8 +225,8 @@ def segment_min(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_min"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.extremum_of(op, data, plan, True)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.extremum_of(op, data, plan, True))
 
 
 def segment_prod(
@@ -252,7 +252,7 @@ def segment_prod(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]`` of data's dtype; an empty segment is 1. Narrow floats are multiplied in float32
@@ -280,8 +280,8 @@ def segment_prod(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_prod"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.product_of(op, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.product_of(op, data, plan))
 
 
 def segment_var(
@@ -307,7 +307,7 @@ def segment_var(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]``; an empty segment is 0.
@@ -331,8 +331,8 @@ def segment_var(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_var"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.reduce(op, reductions.var_rule, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.reduce(op, reductions.var_rule, data, plan))
 
 
 def segment_std(
@@ -358,7 +358,7 @@ def segment_std(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]``; an empty segment is 0.
@@ -382,8 +382,8 @@ def segment_std(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_std"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.reduce(op, reductions.std_rule, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.reduce(op, reductions.std_rule, data, plan))
 
 
 def segment_softmax(
@@ -412,7 +412,7 @@ def segment_softmax(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[m, ...]``, data's shape.
@@ -436,8 +436,8 @@ def segment_softmax(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_softmax"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.reduce(op, reductions.softmax_rule, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.reduce(op, reductions.softmax_rule, data, plan))
 
 
 def segment_logsumexp(
@@ -463,7 +463,7 @@ def segment_logsumexp(
         bucket_size: accepted; it changes nothing.
         mode: None, ``"drop"``, ``"fill"`` or ``"promise_in_bounds"``: an id outside [0, n) belongs
             to no segment; ``"raise"``: it is an error (concrete ids). With a plan None.
-        out_sharding: None.
+        out_sharding: over an explicit mesh, the result's: a NamedSharding or PartitionSpec.
 
     Returns:
         ``[n, ...]``; an empty segment is -inf, one with an entry inf is inf.
@@ -486,5 +486,5 @@ def segment_logsumexp(
     """
     del indices_are_sorted, unique_indices, bucket_size
     op = "segment_logsumexp"
-    data, plan = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
-    return reductions.reduce(op, reductions.logsumexp_rule, data, plan)
+    data, plan, place = prepare(op, data, segment_ids, num_segments, mode, out_sharding)
+    return place(reductions.reduce(op, reductions.logsumexp_rule, data, plan))
