@@ -309,7 +309,7 @@ def _without_devices(operands: Sequence[Any]) -> bool:
         return True
     of_operands = [getattr(jax.typeof(value), "sharding", None) for value in operands]
     meshes = [around, *(sharding.mesh for sharding in of_operands if sharding is not None)]
-    # Before jax 0.9 an abstract mesh does not know whether it is one of devices.
+    # Where a mesh does not say whether it is one of devices, it counts as one.
     devices = [getattr(mesh, "abstract_device", True) for mesh in meshes if not mesh.empty]
     return bool(devices) and not any(devices)
 
