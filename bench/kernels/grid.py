@@ -82,10 +82,10 @@ def _gpu(full: bool, real: list[str]) -> Iterator[Line]:
     yield from _lines("dtypes", FORWARD, ("uniform",), wide, (33,), ("bfloat16",))
     yield from _lines("wide", FORWARD, ("sorted", "all-but-one-empty"), wide, (64,))
     yield from _lines("wide", FORWARD, ("one-row", "half", "one-edge-per-row"), wide, (64,))
-    for width in WIDTHS:
+    yield from _lines("gradient", list(OPS)[2:], ("uniform", "hub"), wide, (64,))
+    for width in (w for w in WIDTHS if w != 64):  # a headline
         size = _sized(width, 4, 2**30, 4 * M)
         yield from _lines("widths", FORWARD, ("uniform",), size, (width,))
-    yield from _lines("gradient", list(OPS)[2:], ("uniform", "hub"), wide, (64,))
     if full:
         yield from scale_lines(True, full)
         for width in WIDTHS:
