@@ -140,14 +140,19 @@ def _limit_chart(result: Record) -> Any:
 def peer_chart(
     result: Record, titles: Record = TITLES, colours: Record = COLOURS, markers: Record = MARKERS
 ) -> Any:
-    """Every line: how many times our time each peer takes; left of 1 we lose."""
+    """Most lines: how many times our time each peer takes; left of 1 we lose.
+
+    Left out are groups with charts of their own, and those of many lines.
+    """
     lines = [r for r in measured(result) if len(r["times"]) > 1]
     names = [n for n in titles if n != SUBJECT]
     points: dict[str, list[tuple[int, float]]] = {n: [] for n in names}
     order: list[Record] = []
     for op in dict.fromkeys(r["op"] for r in lines):
         order += [
-            r for r in lines if r["op"] == op and r["group"] not in ("scale", "widths", "full")
+            r
+            for r in lines
+            if r["op"] == op and r["group"] not in ("scale", "widths", "full", "real")
         ]
     for row, record in enumerate(order):
         for name in names:
