@@ -2,6 +2,7 @@
 """What `bench ops` makes of its figures: kernel times, cost against size, real inputs, README."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from bench.kernels import (
     charts,
     cli,
     grid,
+    peers_torch,
     pending,
     profile,
     readme,
@@ -190,6 +192,17 @@ def test_a_chain_of_xla_gathers_keeps_every_one():
     assert found["with_chain_us"] > 0
     with pytest.raises(RuntimeError, match="XLA kept"):
         graph_replay(lambda x, i: x[:1] + i[0], jnp.ones((10, 4)), ids, 0.02, length=5)
+
+
+@pytest.mark.parametrize(("delays", "counts"), [((0.03, 0.03), True), ((0.03, 0), False)])
+def test_a_slow_call_of_torch_counts_once_unless_it_was_loading(monkeypatch, delays, counts):
+    left = list(delays)
+    torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(peers_torch, "torch_module", lambda: torch)
+    monkeypatch.setattr(peers_torch, "SLOW", 0.02)
+    found = peers_torch._first_call(lambda: time.sleep(left.pop(0)))
+    assert left == []
+    assert (found is not None and found >= 0.03) == counts
 
 
 # --- Cost against size --------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ OPS = {
     "gather gradient": "scatter",
     "scatter_add gradient": "gather",
 }
+FROM_HOST = 2**22  # so many numbers cost less than compiling a program for their shape
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
@@ -52,8 +54,8 @@ class Line:
 
 
 def random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """Normal numbers, made where that is quick: JAX's generator is slow on a CPU."""
-    if jax.default_backend() != "cpu":
+    """Normal numbers, made where that is quick: JAX's generator is slow on a CPU and to compile."""
+    if jax.default_backend() != "cpu" and math.prod(shape) > FROM_HOST:
         return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
     wide = np.float64 if dtype == "float64" else np.float32
     numbers = np.random.default_rng(seed).standard_normal(shape, wide)

@@ -132,6 +132,7 @@ def methods(result: Record) -> str:
         "dispatch": "dispatched calls",
         "events": "events",
         "graph replay": "replays of a CUDA graph",
+        "one call": "one call, where it takes 0.3 s or more",
     }
     told = [
         f"{who}: " + ", ".join(f"{words.get(k, k)} ({n})" for k, n in methods_.most_common())
