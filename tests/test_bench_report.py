@@ -18,6 +18,7 @@ from bench.fused.inputs import generate
 from bench.fused.measure import FusedBench
 from bench.fused.peers import PEERS as FUSED_PEERS
 from bench.kernels import (
+    cases,
     ceilings,
     charts,
     cli,
@@ -194,6 +195,20 @@ def test_a_chain_of_xla_gathers_keeps_every_one():
         graph_replay(lambda x, i: x[:1] + i[0], jnp.ones((10, 4)), ids, 0.02, length=5)
 
 
+def test_ceilings_and_cases_are_timed_by_kernels_too(monkeypatch):
+    monkeypatch.setattr(ceilings, "GPU_BYTES", 2**20)
+    fake_trace(monkeypatch, lambda k: 2.0 ** (k + 1))
+    rates = {(what, program): rate for what, program, rate in ceilings._xla_kernels()}
+    assert rates == {
+        ("read", "XLA row maximum"): 2**19 * 1e6,
+        ("write", "XLA constant"): 2**18 * 1e6,
+        ("copy", "XLA scaled copy"): 2**18 * 1e6,
+    }
+    jobs = {name: (lambda x, plan: x + plan, jnp.ones(4), 1.0) for name in ("one", "two")}
+    assert cases.microseconds(jobs, on_gpu=True) == {"one": 2.0, "two": 4.0}
+    assert {rate > 0 for *_, rate in ceilings._xla_dispatched()} == {True}
+
+
 @pytest.mark.parametrize(("delays", "counts"), [((0.03, 0.03), True), ((0.03, 0), False)])
 def test_a_slow_call_of_torch_counts_once_unless_it_was_loading(monkeypatch, delays, counts):
     left = list(delays)
@@ -238,6 +253,9 @@ def test_scale_run_writes_a_record_and_its_chart(tmp_path, monkeypatch):
     ]
     assert all(set(r["times"]) == {SUBJECT, "xla"} for r in lines)
     assert [p.name for p in tmp_path.glob("*.svg")] == ["ops-scale-cpu.svg"]
+    text = readme.markdown(json.loads(record.read_text()))
+    assert text.startswith("Cost against size:\n\n| pattern (rows, edges, width) | gather us")
+    assert "| uniform (19, 156, 64) | **" in text
 
 
 # --- Real inputs --------------------------------------------------------------------------------

@@ -20,7 +20,11 @@ from bench.kernels.table import count, number
 
 Record = dict[str, Any]
 BEGIN, END = "<!-- ops table -->", "<!-- end of ops table -->"
-GROUPS = ("wide", "16", "scalar", "dtypes", "small", "custom")
+TABLES = (
+    ("", ("wide", "16", "scalar", "dtypes", "small", "custom")),
+    ("Real graphs, road networks and traces:", ("real",)),
+    ("Cost against size:", ("scale",)),
+)
 LOSS = 0.97  # a peer that takes less than so much of our time wins; below is noise
 NAMED = 6  # lines of a target that are named, the worst ones
 LIBRARIES = {
@@ -48,11 +52,12 @@ def markdown(result: Record) -> str:
     lines = [r for r in result["lines"] if "us" in r["times"].get(SUBJECT, {})]
     backend = result["device"]["backend"]
     whole = targets.judge(result["lines"], backend, result["ceilings"]["copy"])
-    text = pairs([r for r in lines if r["group"] in GROUPS])
-    real = [r for r in lines if r["group"] == "real"]
-    if real:
-        text += ["", "Real graphs, road networks and traces:", "", *pairs(real)]
-    text += ["", caption(result), "", *target_table(lines, whole)]
+    text = []
+    for heading, groups in TABLES:
+        found = [r for r in lines if r["group"] in groups]
+        if found:
+            text += [*([heading, ""] if heading else []), *pairs(found), ""]
+    text += [caption(result), "", *target_table(lines, whole)]
     missing = targets.unmeasured(lines, backend)
     for t in missing:
         label = f"{t.what}: {FIGURES[t.figure]}"
