@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import jax
@@ -112,3 +114,52 @@ def test_meshes_without_devices_loops_of_a_shard_map_and_out_sharding():
     found = json.loads(done.stdout)
     assert len(found) == 67
     assert {name for name, right in found.items() if not right} == set()
+
+
+PERSISTENT = """
+    import json, sys, jax, jax.numpy as jnp, numpy as np, jax_index
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    events = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    ids = np.array([0, 2, 0, 1])
+    plan = jax_index.make_plan(ids, 3)
+    graph = jax_index.Graph(ids % 3, ids, num_senders=3, num_receivers=3)
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    x = jnp.arange(12.0).reshape(3, 2, 2)
+    net = lambda x, g: (jax_index.graph_attention(g, x, x, x) ** 2).sum()
+    where = dict(mesh=mesh, in_specs=P(None, "d"), out_specs=P(None, "d"))
+    programs = {
+        "static argument": lambda: jax.jit(jax.grad(net))(x, graph.static),
+        "closed over": lambda: jax.jit(lambda x: jax_index.gather(x, plan))(x),
+        "argument": lambda: jax.jit(jax_index.gather)(x, plan),
+        "shard_map": lambda: jax.jit(
+            jax.shard_map(jax.grad(lambda x: net(x, graph.static)), **where)
+        )(jax.device_put(x, NamedSharding(mesh, P(None, "d")))),
+    }
+    found = {}
+    for name, program in programs.items():
+        del events[:]
+        out = np.asarray(program()).tolist()
+        hit = any(event.endswith("cache_hits") for event in events)
+        found[name] = [hit, any(event.endswith("cache_misses") for event in events), out]
+    print(json.dumps(found))
+"""
+
+
+def test_another_process_finds_programs_in_the_persistent_cache(tmp_path):
+    """They name plans by content, which each process has by itself."""
+    code = textwrap.dedent(PERSISTENT)
+    flags = "--xla_force_host_platform_device_count=2"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        runs.append(json.loads(done.stdout))
+    for name, (_, missed, out) in runs[0].items():
+        assert missed, name
+        assert runs[1][name] == [True, False, out], name
