@@ -189,20 +189,24 @@ def _figure(record: Record | None, verdict: Record, what: str) -> str:
 
 
 def losses(result: Record, titles: dict[str, str]) -> list[str]:
-    """A line on every measured line that some peer wins."""
-    lost = []
+    """Every measured line that some peer wins, by op, the worst first, and the winner's share."""
+    lost: dict[str, list[tuple[float, str]]] = {}
     for record in result["lines"]:
         own = record["times"].get(SUBJECT, {}).get("us")
         if not own:
             continue
         quickest = best(record, [n for n in titles if n != SUBJECT])
         if quickest and quickest[1] < LOSS * own:
-            name, us = quickest
-            lost.append(f"- {title(record)}: {titles[name]} takes {us / own:.2f} of our time")
+            name, share = quickest[0], quickest[1] / own
+            told = f"{place(record)} {titles[name]} {share:.2f}"
+            lost.setdefault(record["op"], []).append((share, told))
     measured = sum("us" in r["times"].get(SUBJECT, {}) for r in result["lines"])
     if not lost:
         return [f"No peer wins any of the {measured} measured lines."]
-    return [f"Lost to a peer, {len(lost)} of {measured} measured lines:", "", *lost]
+    total = sum(map(len, lost.values()))
+    head = f"Lost to a peer, {total} of {measured} measured lines (its time as a part of ours):"
+    lists = (f"- `{op}`: {'; '.join(told for _, told in sorted(of))}" for op, of in lost.items())
+    return [head, "", *lists]
 
 
 def best(record: Record, names: Sequence[str]) -> tuple[str, float] | None:
