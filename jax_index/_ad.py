@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_index import _check, _noted, _sharding
+from jax_index import _check, _noted, _sharding, _store
 
 # --- The mode -----------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Rule:
         static = tuple(args[i] for i in self.static)
         arrays = tuple(a for i, a in enumerate(args) if i not in self.static)
         leaves, form = jax.tree.flatten(arrays)
-        call = _call(self, static, form)
+        call = _call(bool(_noted.static_among(arrays)), self, static, form)
         out = op_p.bind(*leaves, call=call, batches=())
         return jax.tree.unflatten(call.out_form, out)
 
@@ -217,6 +218,8 @@ def _inexact(value: Any) -> bool:
 class _Call:
     """A rule with its static arguments, and the structure of the others."""
 
+    names_plans = False
+
     def __init__(self, rule: Rule, static: tuple[Any, ...], form: Any) -> None:
         self.rule, self.static, self.form = rule, static, form
         # The structure of the result, of which these alone decide; known once it is traced.
@@ -251,12 +254,15 @@ class _Call:
         constants = tuple(None if isinstance(v, jax.Array) else v for v in leaves_saved)
         avals = tuple(jax.typeof(leaves[i]) for i in active)
         out_avals = tuple(jax.typeof(value) for value in outs)
-        tangent = _tangent(self, active, avals, saved_form, constants, tuple(moving), out_avals)
+        parts = self, active, avals, saved_form, constants, tuple(moving), out_avals
+        tangent = _tangent(bool(saved[1].static), *parts)
         return outs, tangent_p.bind(*arrays, *dots, call=tangent, batches=())
 
 
 class _Tangent:
     """The derivative of a call with respect to some leaves, at what fwd saved."""
+
+    names_plans = False
 
     def __init__(
         self,
@@ -322,9 +328,30 @@ class _Tangent:
         ]
 
 
-# Equal ones are one, so that what is traced of them is traced once.
-_call = functools.lru_cache(maxsize=4096)(_Call)
-_tangent = functools.lru_cache(maxsize=4096)(_Tangent)
+class _Unified:
+    """Makes objects of equal parts one, so that what is traced of them is traced once.
+
+    What names static plans lives no longer than the programs that it is in.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.kept = functools.lru_cache(maxsize=4096)(kind)
+        self.known: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+        _store.let_go_of(kind)
+
+    def __call__(self, names_plans: bool, *parts: Any) -> Any:
+        if not names_plans:
+            return self.kept(*parts)
+        found = self.known.get(parts)
+        if found is None:
+            found = self.known.setdefault(parts, self.kind(*parts))
+            found.names_plans = True
+        return found
+
+
+_call = _Unified(_Call)
+_tangent = _Unified(_Tangent)
 
 
 # --- The two primitives -------------------------------------------------------------------------
@@ -336,6 +363,13 @@ def _batched(fun: Callable[..., Any], batches: Any) -> Callable[..., Any]:
     for axes in batches:
         fun = jax.vmap(fun, in_axes=axes)
     return fun
+
+
+def _run(call: Any, method: str, batches: Any) -> Any:
+    """Return a method of a call under batches, jitted where that keeps no static plan alive."""
+    if call.names_plans:
+        return _batched(getattr(call, method), batches)
+    return _jitted(call, method, batches)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -353,10 +387,10 @@ def _define(name: str, method: str, abstract_method: str) -> _sharding.Divisible
     primitive = _sharding.Divisible(name)
 
     def evaluate(*operands: Any, call: Any, batches: Any) -> Any:
-        return _jitted(call, method, batches)(*operands)
+        return _run(call, method, batches)(*operands)
 
     def abstract(*avals: Any, call: Any, batches: Any) -> Any:
-        return jax.make_jaxpr(_jitted(call, abstract_method, batches))(*avals).out_avals
+        return jax.make_jaxpr(_run(call, abstract_method, batches))(*avals).out_avals
 
     def batch(operands: Any, axes: Any, *, call: Any, batches: Any) -> Any:
         out = primitive.bind(*operands, call=call, batches=(*batches, tuple(axes)))

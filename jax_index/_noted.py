@@ -26,9 +26,13 @@ jax.tree_util.register_pytree_node(Noted, lambda noted: ((), noted), lambda note
 
 def of(arguments: Sequence[Any]) -> Noted:
     """Note the shardings over an explicit mesh, and the static plans and graphs, of arguments."""
+    return Noted(tuple(_shardings(a) for a in arguments), static_among(arguments))
+
+
+def static_among(arguments: Any) -> tuple[Any, ...]:
+    """Return the static plans and graphs among arguments."""
     leaves = jax.tree.leaves(arguments, is_leaf=is_static)
-    static = tuple(leaf for leaf in leaves if is_static(leaf))
-    return Noted(tuple(_shardings(a) for a in arguments), static)
+    return tuple(leaf for leaf in leaves if is_static(leaf))
 
 
 def is_static(value: Any) -> bool:

@@ -272,17 +272,17 @@ def _avals(of: Key) -> Any:
     return [jax.core.ShapedArray(shape, np.dtype(np.int32)) for shape in of.shapes]
 
 
-def _let_go_of_keys() -> None:
-    """Let JAX's cache of abstract values refer to keys weakly: it keeps parameters of primitives.
+def let_go_of(kind: type) -> None:
+    """Let JAX's cache of abstract values refer to a type weakly: it keeps parameters of primitives.
 
     It does so for what can be called, and in later versions for the types in this set. Where that
     is gone, the cache keeps the records of its last 2048 entries.
     """
     with contextlib.suppress(ImportError, AttributeError):
-        importlib.import_module("jax._src.util").weakref_cache_key_types.add(Key)
+        importlib.import_module("jax._src.util").weakref_cache_key_types.add(kind)
 
 
-_let_go_of_keys()
+let_go_of(Key)
 
 
 @static_arrays_p.def_impl

@@ -90,7 +90,7 @@ def test_cpp_includes_follow_the_layers(path):
 
 # module: the modules of the package that it may import.
 MAY_IMPORT = {
-    "_ad": {"_check", "_noted", "_sharding"},
+    "_ad": {"_check", "_noted", "_sharding", "_store"},
     "_check": set(),
     "_fused": {"_ad"},
     "_native": set(),

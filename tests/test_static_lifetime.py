@@ -255,8 +255,36 @@ def test_a_backward_function_keeps_what_it_will_name(device, name, ids):
         right = jax.vjp(PULLED[name](eager, graph), x)[1](jnp.cos(out))[0]
         oracle.assert_same(found, right)
         del back, eager, graph
-        # JAX keeps derivatives of primitives; nothing else outlives the function.
-        assert name == "every mode" or owners(digests[0]) is None
+        assert owners(digests[0]) is None
+
+
+EVERY_MODE = {
+    "a program": lambda f, x: jax.jit(f)(x),
+    "a tangent": lambda f, x: jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x),
+    "linearize": lambda f, x: jax.linearize(jax.jit(f), x)[1](x),
+    "a batch of gradients": lambda f, x: jax.jit(jax.vmap(jax.grad(f)))(jnp.stack([x, x])),
+    "a product with the Hessian": lambda f, x: jax.jit(
+        lambda x: jax.jvp(jax.grad(f), (x,), (x,))[1]
+    )(x),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_MODE)
+def test_derivatives_in_every_mode_keep_no_plan(device, name, ids):
+    """Equal calls of primitives share their traces, as long as a program has them."""
+
+    def use():
+        plan = jax_index.make_plan(ids, N, mode="drop")
+        graph = jax_index.Graph(ids[::-1], ids, num_senders=N, num_receivers=N, mode="drop")
+
+        def loss(x):
+            out = primitives.spmm(graph, x, primitives.edge_softmax(graph, jnp.ones(M)))
+            return (primitives.segment_softmax(primitives.gather(out, plan), plan) ** 2).sum()
+
+        jax.block_until_ready(EVERY_MODE[name](loss, values(N, 3)))
+        return plan.digest, graph.senders.digest
+
+    assert [owners(digest) for digest in use()] == [None, None]
 
 
 # Programs that a GPU replays as one graph of launches: kernels keep the addresses of the capture.
