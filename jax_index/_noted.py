@@ -59,5 +59,5 @@ def resharded(cotangent: Any, wanted: Any) -> Any:
         if sharding is None or not isinstance(leaf, jax.core.Tracer):
             continue
         if jax.typeof(leaf).sharding != sharding:
-            leaves[k] = jax.sharding.reshard(leaf, sharding.spec)
+            leaves[k] = jax.sharding.reshard(leaf, sharding)
     return jax.tree.unflatten(form, leaves)

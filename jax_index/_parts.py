@@ -55,8 +55,8 @@ def _row_map(by_row: bool, by_edge: bool, **_: Any) -> Parts:
     return parts._replace(op="segment_*")
 
 
-def _spmm(weighted: bool, divided: bool, additive: int, **_: Any) -> Parts:
-    kinds = [SUMMED] * weighted + [WHOLE] * (divided or additive > 0)
+def _spmm(weighted: bool, divided: bool, additive: int, gathered: bool, **_: Any) -> Parts:
+    kinds = [WHOLE if gathered else SUMMED] * weighted + [WHOLE] * (divided or additive > 0)
     parts = _fold((0, WHOLE), *((6 + k, kind) for k, kind in enumerate(kinds)))
     return parts._replace(plan=[*parts.plan, (5, (WHOLE,))])
 

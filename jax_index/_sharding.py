@@ -200,7 +200,7 @@ def _refuse_cut_sums(
 
 def whole(x: jax.Array, axis: int) -> jax.Array:
     """Replicate rows that are sharded over an explicit mesh; the cotangent is sharded again."""
-    return _resharded(x, axis, None) if is_cut(x, axis) else x
+    return _resharded(x, axis, None, x) if is_cut(x, axis) else x
 
 
 def is_cut(x: jax.Array, axis: int) -> bool:
@@ -211,13 +211,17 @@ def is_cut(x: jax.Array, axis: int) -> bool:
 
 def like_edges(ids: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     """Shard ids as the edges of y are over an explicit mesh."""
-    return _resharded(ids, -1, jax.typeof(y).sharding.spec[axis])
+    return _resharded(ids, -1, jax.typeof(y).sharding.spec[axis], y)
 
 
-def _resharded(x: jax.Array, axis: int, entry: Any) -> jax.Array:
+def _resharded(x: jax.Array, axis: int, entry: Any, like: Any) -> jax.Array:
     spec = _padded(jax.typeof(x).sharding, x.ndim)
     spec[axis] = entry
-    return jax.sharding.reshard(x, PartitionSpec(*spec))
+    # A spec alone needs the context of a mesh. An array knows its devices, a traced one has none.
+    mesh = (
+        jax.typeof(like).sharding.mesh if isinstance(like, jax.core.Tracer) else like.sharding.mesh
+    )
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def asked(op: str, out_sharding: Any) -> NamedSharding | None:

@@ -132,7 +132,9 @@ _total.defvjp(
 def one_row(x: jax.Array, weights: Any, source: Any = None) -> jax.Array:
     """Sum weights times x over the first axis, as the edges of one row; -1 in `source`: without."""
     plan = _plan.one_row(x.shape[0])
-    return row_products(plan, plan.perm if source is None else source, x, weights)[0]
+    source = plan.perm if source is None else source
+    # These edges are nodes, which the program may have cut by itself.
+    return row_products(plan, source, x, weights, gathered=True)[0]
 
 
 # --- Additive scores ------------------------------------------------------------------------------

@@ -77,9 +77,9 @@ def _is_float(dtype: Any) -> bool:
 
 
 def _spmm_attributes(
-    weighted: bool, divided: bool, additive: int, slope: float, dtype: Any, **p: Any
+    weighted: bool, divided: bool, additive: int, slope: float, dtype: Any, gathered: bool, **p: Any
 ) -> dict[str, Any]:
-    del dtype
+    del dtype, gathered
     return {
         **row_fold.plan_attributes(**p),
         "weighted": np.bool_(weighted),
@@ -146,11 +146,13 @@ def row_products(
     *,
     additive: int = 0,
     slope: float = 0.0,
+    gathered: bool = False,
 ) -> jax.Array:
     """Sum weights times rows `source` of x, by position in the plan's rows; no derivative.
 
     `row` is what the sums are divided by or, where `additive` (1 the slope, 2 the value), what is
-    added to the rows of x under leaky_relu.
+    added to the rows of x under leaky_relu. Weights that are cut over devices are an error, or
+    `gathered`.
     """
     out, _ = spmm_p.bind(
         x,
@@ -164,6 +166,7 @@ def row_products(
         additive=additive,
         slope=slope,
         dtype=jnp.dtype(dtype or x.dtype),
+        gathered=gathered,
     )
     return out
 
