@@ -232,9 +232,7 @@ def asked(op: str, out_sharding: Any) -> NamedSharding | None:
     if not isinstance(out_sharding, NamedSharding | PartitionSpec):
         fix = "The sharding of the result, over an explicit mesh."
         _check.fail(TypeError, op, argument, expected, _check.describe(out_sharding), fix)
-    if out_sharding is None or (
-        isinstance(out_sharding, NamedSharding) and out_sharding.mesh.empty
-    ):
+    if isinstance(out_sharding, NamedSharding) and out_sharding.mesh.empty:
         return None
     if isinstance(out_sharding, PartitionSpec):
         around: Any = jax.sharding.get_abstract_mesh()
