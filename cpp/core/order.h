@@ -27,33 +27,42 @@ constexpr int kMaxLevels = 6;
 
 namespace jax_index::JI_TARGET {
 
-// The items of a fold. `index(p)` reads which item stands at position p, `nothing()` is one that is
-// not there; `there(index)` says whether it is one to fold; `fetch(index)` reads it as stored;
-// `add(acc, raw)` folds it. They are apart so that a worker has several reads on their way before
-// the first is used.
+// The items of a fold. `from(p)` is position p and those behind it; `index(from, u)` reads which
+// item stands u positions on, `nothing()` is one that is not there; `there(index)` says whether it
+// is one to fold; `fetch(index)` reads it as stored; `add(acc, raw)` folds it. They are apart so
+// that a worker has several reads on their way before the first is used, and that the addresses of
+// neighbouring positions differ by constants.
+
+// Folds the next `left` positions, at most InFlight, all of whose reads are on their way at once.
+template <int InFlight, class Value, class Items, class From>
+JI_HD Value fold_batch(Value acc, const Items& items, const From& from, i32 left) {
+  using Index = decltype(items.nothing());
+  using Raw = decltype(items.fetch(items.nothing()));
+  Index index[InFlight];
+  Raw raw[InFlight];
+  JI_UNROLL
+  for (int u = 0; u < InFlight; ++u) {
+    index[u] = items.nothing();
+    if (u < left) index[u] = items.index(from, u);
+  }
+  JI_UNROLL
+  for (int u = 0; u < InFlight; ++u)
+    if (items.there(index[u])) raw[u] = items.fetch(index[u]);
+  JI_UNROLL
+  for (int u = 0; u < InFlight; ++u)
+    if (items.there(index[u])) acc = items.add(acc, raw[u]);
+  return acc;
+}
 
 // Folds `count` positions from `begin` on, at most kChunk, InFlight reads at a time.
 template <class Monoid, int InFlight, class Value, class Items>
 JI_HD Value fold_chunk(i32 begin, i32 count, const Items& items) {
-  using Fold = TileFold<Monoid, Value>;
-  using Index = decltype(items.index(0));
-  using Raw = decltype(items.fetch(items.index(0)));
-  Value acc = Fold::identity();
+  Value acc = TileFold<Monoid, Value>::identity();
+  auto from = items.from(begin);
   JI_NO_UNROLL
-  for (i32 k = 0; k < count; k += InFlight) {
-    Index index[InFlight];
-    Raw raw[InFlight];
-    JI_UNROLL
-    for (int u = 0; u < InFlight; ++u) {
-      index[u] = items.nothing();
-      if (k + u < count) index[u] = items.index(begin + k + u);
-    }
-    JI_UNROLL
-    for (int u = 0; u < InFlight; ++u)
-      if (items.there(index[u])) raw[u] = items.fetch(index[u]);
-    JI_UNROLL
-    for (int u = 0; u < InFlight; ++u)
-      if (items.there(index[u])) acc = items.add(acc, raw[u]);
+  for (i32 left = count; left > 0; left -= InFlight) {
+    acc = fold_batch<InFlight>(acc, items, from, left);
+    from.skip(InFlight);
   }
   return acc;
 }

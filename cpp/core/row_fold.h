@@ -37,9 +37,9 @@ struct RowFoldArgs {
   bool no_long_row = false;
   i64 width = 0;       // elements; contiguous
   i64 group = 0;       // neighbouring elements that share a weight and a divisor
-  i64 edge_pitch = 0;  // elements from edge to edge
-  i64 other_pitch = 0;
-  i64 row_pitch = 0;
+  i64 edge_bytes = 0;  // from edge to edge
+  i64 other_bytes = 0;
+  i64 row_pitch = 0;  // elements from row to row
   i64 out_pitch = 0;
   Nest<kArrays> nest;
   DType dtype = DType::kF32;
@@ -81,6 +81,11 @@ struct RowFoldSlice {
   JI_HD const i32* source() const {
     return a.source ? a.source + at(RowFoldArgs::kSource) : nullptr;
   }
+  // The other array, from an element of its first row on.
+  JI_HD const u8* other_at(i64 element) const {
+    const i64 size = a.other_wide ? sizeof(Acc) : sizeof(Bits);
+    return static_cast<const u8*>(a.other) + (at(RowFoldArgs::kOther) + element) * size;
+  }
   JI_HD CsrView csr() const {
     CsrView csr = a.csr;
     csr.ids += at(RowFoldArgs::kIds);
@@ -89,6 +94,28 @@ struct RowFoldSlice {
     csr.tasks += at(RowFoldArgs::kTasks);
     return csr;
   }
+};
+
+// The same for a worker of many rows: where rows end is found once.
+template <class T>
+struct KeptSlice : RowFoldSlice<T> {
+  using typename RowFoldSlice<T>::Bits;
+  using typename RowFoldSlice<T>::Acc;
+  void* to;
+  const void* own;
+
+  JI_HD explicit KeptSlice(const RowFoldSlice<T>& s) : RowFoldSlice<T>(s), own(nullptr) {
+    if (s.a.out_wide) {
+      to = s.out_acc();
+    } else {
+      to = s.out();
+    }
+    if (s.a.row) own = s.a.row_wide ? (const void*)s.row_acc() : (const void*)s.row();
+  }
+  JI_HD const Bits* row() const { return static_cast<const Bits*>(own); }
+  JI_HD const Acc* row_acc() const { return static_cast<const Acc*>(own); }
+  JI_HD Bits* out() const { return static_cast<Bits*>(to); }
+  JI_HD Acc* out_acc() const { return static_cast<Acc*>(to); }
 };
 
 // An operand that is stored in the element type or, `wide`, in the accumulator type.
@@ -104,14 +131,29 @@ JI_HD Tile<AccOf<T>, L, K> load_tile_either(const void* base, i64 element, bool 
   return load_tile<T, L, K>(static_cast<const BitsOf<T>*>(base) + element, mini);
 }
 
+// The place of a row in an array whose rows are `pitch` bytes apart. The index is not negative: on
+// a GPU its product with the pitch is then two instructions, that of 64-bit numbers many.
+template <class Bits>
+JI_HD const Bits* row_at(const Bits* first, i32 index, i64 pitch) {
+  return reinterpret_cast<const Bits*>(reinterpret_cast<const u8*>(first) +
+                                       (u64)(u32)index * (u64)pitch);
+}
+
+// The group that a column belongs to. Division of 64-bit numbers is a long subroutine on a GPU.
+JI_HD i64 group_of_column(const RowFoldArgs& a, i64 column) {
+  if (a.group == a.width) return 0;
+  if ((u64)(column | a.group) >> 32) return column / a.group;
+  return (u32)column / (u32)a.group;
+}
+
 // How the fold of a row ends. `count`: its edges.
 
 // With a row operand, the row's own value is added in the accumulator type; a row with no edge then
 // keeps its bits as stored, since decoding and encoding would quieten a signalling NaN.
 struct AddFinish {
-  template <class Monoid, class T, int L, int K>
-  static JI_HD void store(const RowFoldSlice<T>& s, i64 row, i64 column,
-                          const Tile<AccOf<T>, L, K>& value, i32 count) {
+  template <class Monoid, class T, int L, int K, class Slice>
+  static JI_HD void store(const Slice& s, i64 row, i64 column, const Tile<AccOf<T>, L, K>& value,
+                          i32 count) {
     const RowFoldArgs& a = s.a;
     auto* to = s.out() + row * a.out_pitch + column;
     if (a.row == nullptr) {
@@ -128,9 +170,8 @@ struct AddFinish {
   }
 };
 
-template <class T, int L, int K>
-JI_HD void store_either(const RowFoldSlice<T>& s, i64 row, i64 column,
-                        const Tile<AccOf<T>, L, K>& value) {
+template <class T, int L, int K, class Slice>
+JI_HD void store_either(const Slice& s, i64 row, i64 column, const Tile<AccOf<T>, L, K>& value) {
   const i64 at = row * s.a.out_pitch + column;
   if (s.a.out_wide) {
     store_partial<AccOf<T>, L, K>(s.out_acc() + at, value);
@@ -142,9 +183,9 @@ JI_HD void store_either(const RowFoldSlice<T>& s, i64 row, i64 column,
 // With a row operand, the sum is divided by it; a row whose divisor is 0 gives 0. The divisors are
 // of the accumulator type, one for each group.
 struct DivideFinish {
-  template <class Monoid, class T, int L, int K>
-  static JI_HD void store(const RowFoldSlice<T>& s, i64 row, i64 column,
-                          const Tile<AccOf<T>, L, K>& value, i32) {
+  template <class Monoid, class T, int L, int K, class Slice>
+  static JI_HD void store(const Slice& s, i64 row, i64 column, const Tile<AccOf<T>, L, K>& value,
+                          i32) {
     using A = AccOf<T>;
     const RowFoldArgs& a = s.a;
     if (a.row == nullptr) return store_either<T, L, K>(s, row, column, value);
@@ -156,7 +197,7 @@ struct DivideFinish {
                                      return select<A, L>(d == Vec<A, L>{}, Vec<A, L>{}, v / d);
                                    }));
     }
-    const A divisor = divisors[column / a.group];
+    const A divisor = divisors[group_of_column(a, column)];
     store_either<T, L, K>(s, row, column, tile_map<A>(value, [&](Vec<A, L> v) {
                             return divisor == A(0) ? Vec<A, L>{} : v / divisor;
                           }));
@@ -165,9 +206,9 @@ struct DivideFinish {
 
 // The sum, or with `mean` the sum divided by the number of edges; an empty row is 0.
 struct MeanFinish {
-  template <class Monoid, class T, int L, int K>
-  static JI_HD void store(const RowFoldSlice<T>& s, i64 row, i64 column,
-                          const Tile<AccOf<T>, L, K>& value, i32 count) {
+  template <class Monoid, class T, int L, int K, class Slice>
+  static JI_HD void store(const Slice& s, i64 row, i64 column, const Tile<AccOf<T>, L, K>& value,
+                          i32 count) {
     using A = AccOf<T>;
     if (!s.a.mean || count == 0) return store_either<T, L, K>(s, row, column, value);
     store_either<T, L, K>(s, row, column,

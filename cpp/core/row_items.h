@@ -12,13 +12,26 @@ namespace jax_index::JI_TARGET {
 // together, or found out at run time, which saves compiling a program twice.
 enum class Order { kIdentity, kPermuted, kEither };
 
-// Plans may hold anything: the position's edge, checked only when all indices are on their way.
+// The edges at position p and those behind it. Plans may hold anything: they are checked only when
+// all of a batch are on their way.
 template <Order order>
-JI_HD i32 edge_index(const i32* perm, i32 p) {
-  if constexpr (order == Order::kPermuted) return load_index(perm + p);
-  if constexpr (order == Order::kEither) return perm ? load_index(perm + p) : p;
-  return p;
-}
+struct EdgesFrom {
+  const i32* perm = nullptr;
+  i32 p;
+
+  JI_HD EdgesFrom(const i32* base, i32 p) : p(p) {
+    if (order == Order::kPermuted || (order == Order::kEither && base)) perm = base + p;
+  }
+  JI_HD void skip(int count) {
+    p += count;
+    if (order == Order::kPermuted || (order == Order::kEither && perm)) perm += count;
+  }
+  JI_HD i32 index(int u) const {
+    if constexpr (order == Order::kPermuted) return load_index(perm + u);
+    if constexpr (order == Order::kEither) return perm ? load_index(perm + u) : p + u;
+    return p + u;
+  }
+};
 
 // The values themselves.
 template <class Monoid_, class T_, Order order>
@@ -33,17 +46,18 @@ struct SumProgram {
   struct Items {
     using Value = Tile<AccOf<T>, L, K>;
     using Raw = RawTile<T, L, K>;
-    const BitsOf<T>* base;  // of the tile's first column
+    const BitsOf<T>* data;  // from the tile's first column on
     const i32* perm;
     const RowFoldArgs& a;
 
     JI_HD Items(const RowFoldSlice<T>& s, const CsrView& csr, i64 column)
-        : base(s.edges() + column), perm(csr.perm), a(s.a) {}
+        : data(s.edges() + column), perm(csr.perm), a(s.a) {}
     JI_HD void set_row(i64) {}
-    JI_HD i32 index(i32 p) const { return edge_index<order>(perm, p); }
+    JI_HD EdgesFrom<order> from(i32 p) const { return {perm, p}; }
+    JI_HD i32 index(const EdgesFrom<order>& from, int u) const { return from.index(u); }
     JI_HD i32 nothing() const { return -1; }
     JI_HD bool there(i32 edge) const { return (u32)edge < (u32)a.csr.num_edges; }
-    JI_HD Raw fetch(i32 edge) const { return load_edge<T, L, K>(base + edge * a.edge_pitch); }
+    JI_HD Raw fetch(i32 edge) const { return load_edge<T, L, K>(row_at(data, edge, a.edge_bytes)); }
     JI_HD Value add(const Value& acc, const Raw& raw) const {
       return TileFold<Monoid, Value>::combine(acc, widen<T, L, K>(raw, a.mini));
     }
@@ -73,21 +87,30 @@ struct ProductProgram {
       RawTile<T, L, K> x;
       Tile<A, OwnWeights ? L : 1, OwnWeights ? K : 1> w;
     };
-    const BitsOf<T>* base;
+    struct From {
+      const i32* source;
+      EdgesFrom<order> edges;
+      JI_HD void skip(int count) {
+        source += count;
+        if constexpr (Weighted) edges.skip(count);
+      }
+    };
+    const BitsOf<T>* data;
     const i32* perm;
     const i32* source;
-    i64 weight;  // of the tile, in elements from the first one of the array
+    const u8* weights;  // of the tile
     const RowFoldArgs& a;
 
     JI_HD Items(const RowFoldSlice<T>& s, const CsrView& csr, i64 column)
-        : base(s.edges() + column), perm(csr.perm), source(s.source()), weight(0), a(s.a) {
+        : data(s.edges() + column), perm(csr.perm), source(s.source()), weights(nullptr), a(s.a) {
       if constexpr (Weighted)
-        weight = s.at(RowFoldArgs::kOther) + (OwnWeights ? column : column / a.group);
+        weights = s.other_at(OwnWeights ? column : group_of_column(s.a, column));
     }
     JI_HD void set_row(i64) {}
-    JI_HD Index index(i32 p) const {
-      Index out = {load_index(source + p), 0};
-      if constexpr (Weighted) out.edge = edge_index<order>(perm, p);
+    JI_HD From from(i32 p) const { return {source + p, {perm, p}}; }
+    JI_HD Index index(const From& from, int u) const {
+      Index out = {load_index(from.source + u), 0};
+      if constexpr (Weighted) out.edge = from.edges.index(u);
       return out;
     }
     JI_HD Index nothing() const { return {-1, -1}; }
@@ -95,15 +118,38 @@ struct ProductProgram {
       return (u32)i.source < (u32)a.num_sources &&
              (!Weighted || (u32)i.edge < (u32)a.csr.num_edges);
     }
+    // Where an edge has one weight, its source and that weight may stand for its index.
+    struct SourceAndWeight {
+      i32 source;
+      A weight;
+      JI_HD SourceAndWeight() {}
+      JI_HD SourceAndWeight(Index i) : source(i.source), weight(0) {}
+    };
+    JI_HD SourceAndWeight source_and_weight(Index i) const {
+      SourceAndWeight out(nothing());
+      if (there(i)) {
+        out.source = i.source;
+        out.weight =
+            load_either<T>(row_at(weights, i.edge, a.other_bytes), 0, a.other_wide, a.mini);
+      }
+      return out;
+    }
+    JI_HD bool there(const SourceAndWeight& i) const { return i.source >= 0; }
+    JI_HD Raw fetch(const SourceAndWeight& i) const {
+      Raw raw;
+      raw.x = load_shared<T, L, K>(row_at(data, i.source, a.edge_bytes));
+      raw.w.head = Vec<A, OwnWeights ? L : 1>{} + i.weight;
+      return raw;
+    }
     JI_HD Raw fetch(Index i) const {
       Raw raw;
-      raw.x = load_shared<T, L, K>(base + i.source * a.edge_pitch);
+      raw.x = load_shared<T, L, K>(row_at(data, i.source, a.edge_bytes));
       if constexpr (Weighted) {
-        const i64 at = weight + i.edge * a.other_pitch;
+        const u8* w = row_at(weights, i.edge, a.other_bytes);
         if constexpr (OwnWeights) {
-          raw.w = load_tile_either<T, L, K>(a.other, at, a.other_wide, a.mini);
+          raw.w = load_tile_either<T, L, K>(w, 0, a.other_wide, a.mini);
         } else {
-          raw.w.head = load_either<T>(a.other, at, a.other_wide, a.mini);
+          raw.w.head = load_either<T>(w, 0, a.other_wide, a.mini);
         }
       }
       return raw;
@@ -152,7 +198,10 @@ struct AdditiveProgram {
       const RowFoldArgs& a = products.a;
       r = load_tile_either<T, L, K>(a.row, own + row * a.row_pitch, a.row_wide, a.mini);
     }
-    JI_HD Index index(i32 p) const { return products.index(p); }
+    JI_HD auto from(i32 p) const { return products.from(p); }
+    JI_HD Index index(const typename Products::From& from, int u) const {
+      return products.index(from, u);
+    }
     JI_HD Index nothing() const { return products.nothing(); }
     JI_HD bool there(Index i) const { return products.there(i); }
     JI_HD Raw fetch(Index i) const { return products.fetch(i); }
@@ -186,30 +235,31 @@ struct MapProgram {
       RawTile<T, L, K> x;
       Value y;
     };
-    const BitsOf<T>* base;
+    const BitsOf<T>* data;
     const i32* perm;
-    i64 other;
+    const u8* other;
     i64 own;
     Value r;
     const RowFoldArgs& a;
 
     JI_HD Items(const RowFoldSlice<T>& s, const CsrView& csr, i64 column)
-        : base(s.edges() + column), perm(csr.perm), other(0), own(0), r{}, a(s.a) {
-      if (a.other) other = s.at(RowFoldArgs::kOther) + column;
+        : data(s.edges() + column), perm(csr.perm), other(nullptr), own(0), r{}, a(s.a) {
+      if (a.other) other = s.other_at(column);
       if (a.row) own = s.at(RowFoldArgs::kRow) + column;
     }
     JI_HD void set_row(i64 row) {
       if (a.row) r = load_tile_either<T, L, K>(a.row, own + row * a.row_pitch, a.row_wide, a.mini);
     }
-    JI_HD i32 index(i32 p) const { return edge_index<Order::kEither>(perm, p); }
+    JI_HD EdgesFrom<Order::kEither> from(i32 p) const { return {perm, p}; }
+    JI_HD i32 index(const EdgesFrom<Order::kEither>& from, int u) const { return from.index(u); }
     JI_HD i32 nothing() const { return -1; }
     JI_HD bool there(i32 edge) const { return (u32)edge < (u32)a.csr.num_edges; }
     JI_HD Raw fetch(i32 edge) const {
       Raw raw;
-      raw.x = load_edge<T, L, K>(base + edge * a.edge_pitch);
+      raw.x = load_edge<T, L, K>(row_at(data, edge, a.edge_bytes));
       if (a.other)
         raw.y =
-            load_tile_either<T, L, K>(a.other, other + edge * a.other_pitch, a.other_wide, a.mini);
+            load_tile_either<T, L, K>(row_at(other, edge, a.other_bytes), 0, a.other_wide, a.mini);
       return raw;
     }
     JI_HD Value add(const Value& acc, const Raw& raw) const {

@@ -112,8 +112,8 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, const Ro
   a->out = in.out.untyped_data();
   a->no_long_row = at.no_long_row;
   a->width = layout.width * type.parts;
-  a->edge_pitch = from.pitch * type.parts;
-  a->other_pitch = other.pitch * type.parts;
+  a->edge_bytes = from.pitch * (i64)ffi::ByteWidth(type_in);
+  if (in.other) a->other_bytes = other.pitch * (i64)ffi::ByteWidth(in.other->element_type());
   a->row_pitch = row.pitch * type.parts;
   a->out_pitch = to.pitch * type.parts;
   a->dtype = type.dtype;

@@ -16,7 +16,7 @@ struct Cuda {
 template <int Accumulators>
 struct WideRows {
   static constexpr int kThreads = 128;
-  static constexpr int kMinBlocks = Accumulators > 8 ? 8 : 12;
+  static constexpr int kMinBlocks = Accumulators > 8 ? 10 : 12;
   static constexpr int kLoads = 4;          // edges whose words a thread has on their way
   static constexpr int kTaskBlocks = 1056;  // blocks that share the long rows, for each slice
 };
@@ -25,8 +25,9 @@ struct WideRows {
 // way.
 template <int Accumulators>
 struct ProductRows : WideRows<Accumulators> {
-  static constexpr int kMinBlocks = Accumulators > 16 ? 5 : 6;
-  static constexpr i64 kRowsOfTeam = 4;        // at most
+  static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
+  static constexpr i64 kRowsOfTeam = 8;        // at most
+  static constexpr i64 kRowsBesideLong = 4;    // where neighbouring rows may be heavy
   static constexpr i64 kBusyWarps = 132 * 64;  // fewer leave a large GPU idle
 };
 

@@ -18,6 +18,8 @@ template <>
 constexpr bool kCommon<float> = true;
 template <>
 constexpr bool kCommon<BF16> = true;
+template <>
+constexpr bool kCommon<F16> = true;
 
 template <class Monoid, class T, int N>
 void launch_sums(const Cuda& cuda, const RowFoldArgs& a) {
@@ -47,8 +49,8 @@ void finish_partials(const Cuda& cuda, const RowFoldArgs& a) {
 // operand counts where it is read word by word.
 template <class T, int N>
 bool word_fits(const RowFoldArgs& a, bool row_words = true) {
-  u64 distances = (u64)a.width | (u64)a.edge_pitch | (u64)a.out_pitch;
-  u64 addresses = reinterpret_cast<u64>(a.edges) | reinterpret_cast<u64>(a.out);
+  u64 distances = (u64)a.width | (u64)a.out_pitch;
+  u64 addresses = reinterpret_cast<u64>(a.edges) | (u64)a.edge_bytes | reinterpret_cast<u64>(a.out);
   for (int d = 0; d < a.nest.rank; ++d)
     distances |= (u64)(a.nest.stride[d][RowFoldArgs::kEdges] | a.nest.stride[d][RowFoldArgs::kOut]);
   if (row_words) {

@@ -110,7 +110,7 @@ struct RowFoldCpu {
     for (; from < to; ++from) {
       const i32 source = source_at(s, csr, from);
       if (source < 0) continue;
-      const char* at = reinterpret_cast<const char*>(data + source * a.edge_pitch);
+      const u8* at = reinterpret_cast<const u8*>(row_at(data, source, a.edge_bytes));
       for (i64 byte = 0; byte < reach; byte += 64) JI_PREFETCH(at + byte);
     }
     return from;

@@ -62,7 +62,7 @@ __device__ __forceinline__ void stage_edges(const RowFoldArgs& a, const i32* per
       const u32 c = lanes == 1 ? 0 : k % lanes;
       auto* to = stage + (Padded ? k + k / kChunk : k);
       if ((u32)edge[u] < (u32)a.csr.num_edges) {
-        stage_word(to, data + edge[u] * a.edge_pitch + c * N);
+        stage_word(to, row_at(data, edge[u], a.edge_bytes) + c * N);
       } else if (k < words) {
         // An edge that is not there folds nothing: the identity, as it is stored.
         BitsOf<T> none[N];

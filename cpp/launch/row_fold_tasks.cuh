@@ -20,6 +20,29 @@ struct TaskGrid {
 // Bytes of chunk results that a block keeps.
 constexpr int kTaskBytes = 8192;
 
+// Folds a row that is not long, InFlight reads at a time. `total`, a place of this thread in shared
+// memory, holds what the chunks before the current one gave: most rows have one chunk, and
+// registers decide how many threads hide the latency of the reads.
+template <class Monoid, int InFlight, class Value, class Items>
+__device__ __forceinline__ Value fold_short(i32 begin, i32 count, const Items& items,
+                                            Value* total) {
+  static_assert(kChunk % InFlight == 0, "a batch lies within a chunk");
+  using Fold = TileFold<Monoid, Value>;
+  Value acc = Fold::identity();
+  auto from = items.from(begin);
+  JI_NO_UNROLL
+  for (i32 left = count; left > 0; left -= InFlight) {
+    const i32 done = count - left;
+    if (done != 0 && done % kChunk == 0) {
+      *total = done == kChunk ? acc : Fold::combine(*total, acc);
+      acc = Fold::identity();
+    }
+    acc = fold_batch<InFlight>(acc, items, from, left);
+    from.skip(InFlight);
+  }
+  return count > kChunk ? Fold::combine(*total, acc) : acc;
+}
+
 template <class Policy, class Value>
 TaskGrid task_grid(const RowFoldArgs& a, i64 lanes) {
   TaskGrid g;
@@ -92,6 +115,7 @@ struct PartialGrid {
   i64 thread_blocks;  // that fold rows of few
   i64 column_blocks;
   i64 first_block;  // of this launch
+  int columns;      // that one block takes: few leave more threads to the partials of each
 };
 
 // Folds partials [first, last) of task t's row, at most kChunk of them.
@@ -119,10 +143,10 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
   using Value = Tile<A, 1, 1>;
   using Fold = TileFold<Monoid, Value>;
   constexpr int kThreads = Policy::kThreads;
-  constexpr int kColumns = Policy::kColumns;
+  const int columns = g.columns;
   // Chunk results that the block's memory holds: whole groups of kChunk.
   constexpr int kResults = Policy::kResults;
-  __shared__ Value results[kResults * kColumns];
+  __shared__ Value results[kResults * Policy::kColumns];
   __shared__ i32 found;
   const i64 per_slice = g.tree_blocks + g.thread_blocks;
   const i64 all_blocks = g.first_block + blockIdx.x;
@@ -156,10 +180,10 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
   }
   __syncthreads();
   if (found < 0) return;
-  const int slot = (int)threadIdx.x % kColumns;
-  const int worker = (int)threadIdx.x / kColumns;
-  constexpr int kWorkers = kThreads / kColumns;
-  const i64 column = block % g.column_blocks * kColumns + slot;
+  const int slot = (int)threadIdx.x % columns;
+  const int worker = (int)threadIdx.x / columns;
+  const int workers = kThreads / columns;
+  const i64 column = block % g.column_blocks * columns + slot;
   const bool active = column < a.width;
   {
     const i64 t = first_task + found;
@@ -169,9 +193,9 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
     for (i64 done = 0; done < all; done += kResults * kChunk) {
       const i64 left = all - done < kResults * kChunk ? all - done : kResults * kChunk;
       const int chunks = (int)((left + kChunk - 1) / kChunk);
-      for (int c = worker; active && c < chunks; c += kWorkers) {
+      for (int c = worker; active && c < chunks; c += workers) {
         const i64 end = (c + 1) * kChunk < left ? (c + 1) * kChunk : left;
-        results[c * kColumns + slot] = fold_partials<Policy, Monoid>(
+        results[c * columns + slot] = fold_partials<Policy, Monoid>(
             partials + column, a.width, t + done + c * kChunk, t + done + end);
       }
       __syncthreads();
@@ -180,12 +204,12 @@ __global__ __launch_bounds__(Policy::kThreads) void partial_kernel(
       Value value = Fold::identity();
       if (worker < groups)
         for (int c = worker * kChunk; c < chunks && c < (worker + 1) * kChunk; ++c)
-          value = Fold::combine(value, results[c * kColumns + slot]);
+          value = Fold::combine(value, results[c * columns + slot]);
       __syncthreads();
-      if (worker < groups) results[worker * kColumns + slot] = value;
+      if (worker < groups) results[worker * columns + slot] = value;
       __syncthreads();
       if (active && worker == 0)
-        for (int c = 0; c < groups; ++c) tree.push(results[c * kColumns + slot]);
+        for (int c = 0; c < groups; ++c) tree.push(results[c * columns + slot]);
       __syncthreads();
     }
     if (active && worker == 0)
@@ -199,7 +223,9 @@ void launch_partials(const Cuda& cuda, const RowFoldArgs& a) {
   static_assert(Policy::kResults * Policy::kColumns <= kChunk * Policy::kThreads,
                 "a worker for each group of chunk results");
   PartialGrid g = {};
-  g.column_blocks = ceil_div(a.width, Policy::kColumns);
+  g.columns = 1;
+  while (g.columns < a.width && g.columns < Policy::kColumns) g.columns *= 2;
+  g.column_blocks = ceil_div(a.width, g.columns);
   g.tree_blocks = ceil_div(a.num_partials, kChunk) * g.column_blocks;
   g.thread_blocks = ceil_div(a.num_partials * a.width, Policy::kThreads);
   const i64 blocks = a.nest.slices * (g.tree_blocks + g.thread_blocks);

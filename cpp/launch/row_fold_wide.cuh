@@ -22,7 +22,9 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_ker
     const __grid_constant__ RowFoldArgs a, const __grid_constant__ WideGrid g) {
   using Monoid = typename Program::Monoid;
   using T = typename Program::T;
+  using Value = Tile<AccOf<T>, 1, N>;
   __shared__ __align__(16) unsigned char shared[kTaskBytes];
+  static_assert(Policy::kThreads * sizeof(Value) <= kTaskBytes, "a total for each thread");
   i64 row_block = g.first_block + blockIdx.x - g.tasks.blocks;
   if (row_block < 0) {
     fold_tasks<Policy, Program, N>(a, g.tasks, row_block + g.tasks.blocks, shared);
@@ -47,8 +49,8 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void wide_ker
   if (!a.no_long_row && edges.count > kLongRow) return;
   typename Program::template Items<1, N> items(s, csr, lane * N);
   items.set_row(row);
-  const auto value =
-      fold_group<Monoid, Policy::kLoads, Tile<AccOf<T>, 1, N>>(edges.begin, edges.count, items);
+  const Value value = fold_short<Monoid, Policy::kLoads, Value>(
+      edges.begin, edges.count, items, reinterpret_cast<Value*>(shared) + threadIdx.x);
   Program::Finish::template store<Monoid, T, 1, N>(s, row, lane * N, value, edges.count);
 }
 

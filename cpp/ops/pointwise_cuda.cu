@@ -14,13 +14,26 @@ struct ElementGrid {
   bool words;   // N elements can be read and written as one word
 };
 
-template <class A, class T, int N>
-__device__ __forceinline__ void load_codes(const void* base, i64 element, A* out) {
+// Elements at(0) to at(N - 1).
+template <class A, class T, int N, class At>
+__device__ __forceinline__ void load_codes(const void* base, const At& at, A* out) {
   const MiniFloat none;
   JI_UNROLL
   for (int j = 0; j < N; ++j)
-    out[j] =
-        (A)Codec<T>::template decode<1>(static_cast<const BitsOf<T>*>(base)[element + j], none);
+    out[j] = (A)Codec<T>::template decode<1>(static_cast<const BitsOf<T>*>(base)[at(j)], none);
+}
+template <class A, int N, class At>
+__device__ __forceinline__ void load_each(const void* base, DType dtype, const At& at, A* out) {
+  switch (dtype) {
+    case DType::kF64:
+      return load_codes<A, double, N>(base, at, out);
+    case DType::kF16:
+      return load_codes<A, F16, N>(base, at, out);
+    case DType::kBF16:
+      return load_codes<A, BF16, N>(base, at, out);
+    default:
+      return load_codes<A, float, N>(base, at, out);
+  }
 }
 
 // N elements from `element` on; `count` of them are there.
@@ -38,18 +51,7 @@ __device__ __forceinline__ void load_numbers(const void* base, DType dtype, i64 
       return;
     }
   }
-  if (count == N) {
-    switch (dtype) {
-      case DType::kF64:
-        return load_codes<A, double, N>(base, element, out);
-      case DType::kF16:
-        return load_codes<A, F16, N>(base, element, out);
-      case DType::kBF16:
-        return load_codes<A, BF16, N>(base, element, out);
-      default:
-        return load_codes<A, float, N>(base, element, out);
-    }
-  }
+  if (count == N) return load_each<A, N>(base, dtype, [&](int j) { return element + j; }, out);
   JI_NO_UNROLL
   for (int j = 0; j < count; ++j) {
     const A value = load_number<A>(base, dtype, element + j);
@@ -57,6 +59,124 @@ __device__ __forceinline__ void load_numbers(const void* base, DType dtype, i64 
     for (int i = 0; i < N; ++i)
       if (i == j) out[i] = value;
   }
+}
+
+template <class A, int N>
+__device__ __forceinline__ void results(const PointwiseArgs& a,
+                                        const A (&value)[PointwiseArgs::kMaxOperands][N],
+                                        A* result) {
+  PointwiseInput<A, 1> v{a, {}, {}};
+  JI_UNROLL
+  for (int k = 0; k < PointwiseArgs::kMaxParameters; ++k) v.parameter[k] = (A)a.parameter[k];
+  with_function(a.function, [&](auto f) {
+    JI_UNROLL
+    for (int j = 0; j < N; ++j) {
+      JI_UNROLL
+      for (int k = 0; k < PointwiseArgs::kMaxOperands; ++k) v.value[k] = value[k][j];
+      result[j] = decltype(f)::template at<A, 1>(v);
+    }
+  });
+}
+
+// Rows of one element: N neighbouring rows belong to a thread.
+template <class A, int N>
+__global__ __launch_bounds__(Elements::kThreads) void column_kernel(
+    const __grid_constant__ PointwiseArgs a, const __grid_constant__ ElementGrid g) {
+  i64 thread = (g.first_block + blockIdx.x) * Elements::kThreads + threadIdx.x;
+  if (thread >= g.threads) return;
+  i64 slice = 0;
+  if (a.nest.slices > 1) {
+    slice = thread / g.per_row;
+    thread %= g.per_row;
+  }
+  const i64 first = thread * N;
+  const int count = a.num_edges - first < N ? (int)(a.num_edges - first) : N;
+  const bool words = g.words && count == N;
+  i32 row[N];
+  if (a.ids == nullptr) {
+    JI_UNROLL
+    for (int j = 0; j < N; ++j) row[j] = (i32)first + j;
+  } else {
+    const i32* ids = a.ids + offset_of(a.nest, slice, PointwiseArgs::kIds) + first;
+    if (words) {
+      const int4 four = __ldg(reinterpret_cast<const int4*>(ids));
+      row[0] = four.x;
+      row[1] = four.y;
+      row[2] = four.z;
+      row[3] = four.w;
+    } else {
+      JI_UNROLL
+      for (int j = 0; j < N; ++j) row[j] = j < count ? __ldg(ids + j) : -1;
+    }
+  }
+  A value[PointwiseArgs::kMaxOperands][N];
+  JI_UNROLL
+  for (int k = 0; k < PointwiseArgs::kMaxOperands; ++k) {
+    JI_UNROLL
+    for (int j = 0; j < N; ++j) value[k][j] = A(0);
+    const PointwiseOperand& in = a.in[k];
+    if (in.data == nullptr) continue;
+    const i64 base = offset_of(a.nest, slice, PointwiseArgs::kIn + k);
+    if (in.by_row) {
+      // A row that is not there reads another one; its result is 0 all the same.
+      load_each<A, N>(
+          in.data, in.dtype,
+          [&](int j) {
+            return base + ((u64)row[j] < (u64)a.num_rows ? row[j] : 0) * (i64)in.pitch;
+          },
+          value[k]);
+    } else {
+      load_numbers<A, N>(in.data, in.dtype, base + first, count, words, value[k]);
+    }
+  }
+  A result[N];
+  results<A, N>(a, value, result);
+  JI_UNROLL
+  for (int j = 0; j < N; ++j)
+    if ((u64)row[j] >= (u64)a.num_rows) result[j] = A(0);
+  const i64 to = offset_of(a.nest, slice, PointwiseArgs::kOut) + first;
+  if constexpr (sizeof(A) == 4) {
+    if (words && a.out_dtype == DType::kF32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(a.out) + to) =
+          make_float4(result[0], result[1], result[2], result[3]);
+      return;
+    }
+  }
+  JI_UNROLL
+  for (int j = 0; j < N; ++j)
+    if (j < count) store_number<A>(a.out, a.out_dtype, to + j, result[j]);
+}
+
+// Whether neighbouring rows of one element lie side by side, and there are rows to look up.
+bool is_column(const PointwiseArgs& a) {
+  bool column = a.width == 1 && a.out_pitch == 1 && a.num_rows > 0;
+  for (const PointwiseOperand& in : a.in)
+    column = column && (in.data == nullptr || in.by_row || in.pitch == 1);
+  return column;
+}
+
+template <class A>
+void launch_column(const Cuda& cuda, const PointwiseArgs& a) {
+  constexpr int N = 4;
+  ElementGrid g = {};
+  g.per_row = ceil_div(a.num_edges, N);  // of a slice
+  g.threads = a.nest.slices * g.per_row;
+  u64 distances = 0;
+  u64 addresses = reinterpret_cast<u64>(a.out) | reinterpret_cast<u64>(a.ids);
+  for (int k = 0; k < PointwiseArgs::kMaxOperands; ++k) {
+    if (a.in[k].data == nullptr || a.in[k].by_row) continue;
+    addresses |= reinterpret_cast<u64>(a.in[k].data);
+    for (int d = 0; d < a.nest.rank; ++d)
+      distances |= (u64)a.nest.stride[d][PointwiseArgs::kIn + k];
+  }
+  for (int d = 0; d < a.nest.rank; ++d)
+    distances |=
+        (u64)(a.nest.stride[d][PointwiseArgs::kOut] | a.nest.stride[d][PointwiseArgs::kIds]);
+  g.words = distances % N == 0 && addresses % (N * sizeof(float)) == 0;
+  for_each_grid(ceil_div(g.threads, Elements::kThreads), [&](i64 first, unsigned grid) {
+    g.first_block = first;
+    column_kernel<A, N><<<grid, Elements::kThreads, 0, cuda.stream>>>(a, g);
+  });
 }
 
 template <class A, class Index, int N>
@@ -107,18 +227,8 @@ __global__ __launch_bounds__(Elements::kThreads) void pointwise_kernel(
       }
     }
   }
-  PointwiseInput<A, 1> v{a, {}, {}};
-  JI_UNROLL
-  for (int k = 0; k < PointwiseArgs::kMaxParameters; ++k) v.parameter[k] = (A)a.parameter[k];
   A result[N];
-  with_function(a.function, [&](auto f) {
-    JI_UNROLL
-    for (int j = 0; j < N; ++j) {
-      JI_UNROLL
-      for (int k = 0; k < PointwiseArgs::kMaxOperands; ++k) v.value[k] = value[k][j];
-      result[j] = decltype(f)::template at<A, 1>(v);
-    }
-  });
+  results<A, N>(a, value, result);
   if (!there) {
     JI_UNROLL
     for (int j = 0; j < N; ++j) result[j] = A(0);
@@ -176,6 +286,7 @@ void elements(const Cuda& cuda, const PointwiseArgs& a) {
     flat.out_pitch = flat.width;
     for (PointwiseOperand& in : flat.in) in.pitch = flat.width;
   }
+  if (is_column(flat)) return launch_column<A>(cuda, flat);
   if (flat.width >= 4) return launch_elements<A, 4>(cuda, flat);
   launch_elements<A, 1>(cuda, flat);
 }

@@ -8,7 +8,7 @@ namespace {
 template <class T, int N>
 void maps(const Cuda& cuda, const RowFoldArgs& a) {
   if constexpr (N > 1) {
-    const bool other_fits = a.other_pitch % N == 0;
+    const bool other_fits = a.other_wide || a.other_bytes % (N * sizeof(BitsOf<T>)) == 0;
     if (!word_fits<T, N>(a) || !other_fits) return maps<T, 1>(cuda, a);
   }
   launch_wide<MapProgram<T>, N, ProductRows>(cuda, a);

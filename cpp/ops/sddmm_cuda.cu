@@ -11,7 +11,9 @@ namespace {
 struct DotGrid {
   i64 first_block;
   i64 per_slice;  // dots
-  int team;       // threads; a power of two
+  i64 x_bytes;    // from row to row
+  i64 y_bytes;
+  int team;  // threads; a power of two
 };
 
 // Adds neighbours, five times.
@@ -22,10 +24,9 @@ __device__ __forceinline__ A team_sum(A* sum, int team) {
   for (int i = 0; i < N / 2; ++i)
     if (i < count) sum[i] = sum[2 * i] + sum[2 * i + 1];
   A total = sum[0];
-  for (int step = 1; step < team; step *= 2) {
-    const A other = __shfl_xor_sync(~0u, total, step);
-    total = total + other;
-  }
+  JI_UNROLL
+  for (int step = 1; step < kDotLanes / N; step *= 2)
+    if (step < team) total = total + __shfl_xor_sync(~0u, total, step);
   // The levels that a small team leaves out add +0.
   if (team * N < kDotLanes) total = total + A(0);
   return total;
@@ -154,8 +155,13 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_ker
     unit /= a.groups;
   }
   const SddmmSlice s{a, slice};
-  const auto* x = static_cast<const BitsOf<T>*>(a.x) + s.at(SddmmArgs::kX) + group * a.depth;
-  const auto* y = static_cast<const BitsOf<T>*>(a.y) + s.at(SddmmArgs::kY) + group * a.depth;
+  const i64 column = group * a.depth + lane * N;
+  const auto* x = static_cast<const BitsOf<T>*>(a.x) + s.at(SddmmArgs::kX) + column;
+  const auto* y = static_cast<const BitsOf<T>*>(a.y) + s.at(SddmmArgs::kY) + column;
+  // Words of a row that this thread has.
+  int words = 0;
+  JI_UNROLL
+  for (int w = 0; w < Steps; ++w) words += (i64)lane * N + w * kDotLanes < a.depth;
   const i64 out = s.at(SddmmArgs::kOut) + group;
   const i32* order = a.order ? a.order + s.at(SddmmArgs::kOrder) : nullptr;
   const i32* x_rows = a.x_rows ? a.x_rows + s.at(SddmmArgs::kXRows) : nullptr;
@@ -195,21 +201,19 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_ker
     JI_UNROLL
     for (int k = 0; k < kDots; ++k) {
       if ((u32)from[k] >= (u32)a.num_x) continue;
+      const auto* at = row_at(x, from[k], g.x_bytes);
       JI_UNROLL
-      for (int w = 0; w < Steps; ++w) {
-        const i64 d = (i64)lane * N + w * kDotLanes;
-        if (d < a.depth) left[k][w] = load_word<Word>(x + from[k] * a.x_pitch + d);
-      }
+      for (int w = 0; w < Steps; ++w)
+        if (w < words) left[k][w] = load_word<Word>(at + w * kDotLanes);
     }
     JI_UNROLL
     for (int k = 0; k < kDots; ++k) {
       if ((u32)row[k] < (u32)a.num_y && row[k] != held) {
         held = row[k];
+        const auto* at = row_at(y, held, g.y_bytes);
         JI_UNROLL
-        for (int w = 0; w < Steps; ++w) {
-          const i64 d = (i64)lane * N + w * kDotLanes;
-          if (d < a.depth) right[w] = load_word<Word>(y + held * a.y_pitch + d);
-        }
+        for (int w = 0; w < Steps; ++w)
+          if (w < words) right[w] = load_word<Word>(at + w * kDotLanes);
       }
       const bool there = (u32)from[k] < (u32)a.num_x && (u32)row[k] < (u32)a.num_y;
       A sum[N];
@@ -217,7 +221,7 @@ __global__ __launch_bounds__(Policy::kThreads, Policy::kMinBlocks) void span_ker
       for (int i = 0; i < N; ++i) sum[i] = A(0);
       JI_UNROLL
       for (int w = 0; w < Steps; ++w) {
-        if (!there || (i64)lane * N + w * kDotLanes >= a.depth) continue;
+        if (!there || w >= words) continue;
         BitsOf<T> u[N];
         BitsOf<T> v[N];
         memcpy(u, &left[k][w], sizeof(Word));
@@ -261,6 +265,8 @@ void dots(const Cuda& cuda, const SddmmArgs& a) {
   using Policy = Dots;
   DotGrid g = {};
   g.per_slice = a.num_edges * a.groups;
+  g.x_bytes = a.x_pitch * (i64)sizeof(BitsOf<T>);
+  g.y_bytes = a.y_pitch * (i64)sizeof(BitsOf<T>);
   g.team = 1;
   while (g.team * N < kDotLanes && g.team * N < a.depth) g.team *= 2;
   if constexpr (!Additive && N > 1) {

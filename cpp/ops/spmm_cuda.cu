@@ -7,7 +7,12 @@ namespace {
 
 template <class T, bool Weighted, Order order, int N>
 void launch(const Cuda& cuda, const RowFoldArgs& a) {
-  launch_staged<ProductProgram<T, Weighted, order>, N>(cuda, a);
+  using Program = ProductProgram<T, Weighted, order>;
+  // Of words of many small numbers, the weights are read beside them as fast.
+  if constexpr (Weighted && order != Order::kEither && sizeof(BitsOf<T>) == sizeof(AccOf<T>)) {
+    if (a.group == a.width) return launch_staged<Program, N, true>(cuda, a);
+  }
+  launch_staged<Program, N>(cuda, a);
 }
 
 // Element types that GPUs are fed with get a kernel for each case; the others one that finds out.

@@ -17,6 +17,7 @@ from jax_index._fused import fused
 from jax_index._graph import Graph
 from jax_index.ops import pointwise, reductions, rows, segment_extremum
 from jax_index.ops.attention_arguments import Static, dot_arguments, gat_arguments
+from jax_index.ops.attention_order import in_row_order
 from jax_index.ops.attention_scores import additive_scores, expand, reduce_product
 from jax_index.ops.convert import convert
 from jax_index.ops.graph_arguments import check_graph, stored
@@ -158,6 +159,7 @@ def _attend_values(graph: Graph, raw: Any, v: Any, edges: Any, static: Static) -
 
 
 def _dot_attention(graph: Graph, q: Any, k: Any, v: Any, edges: Any, static: Static) -> jax.Array:
+    graph, edges = in_row_order(graph, edges, q.shape[1:-1])
     raw = edge_dots(k, q, graph, 1, wide(q.dtype))
     return _attend_values(graph, raw, v, edges, static)
 
@@ -165,6 +167,7 @@ def _dot_attention(graph: Graph, q: Any, k: Any, v: Any, edges: Any, static: Sta
 def _gat(
     graph: Graph, h_s: Any, h_r: Any, att: Any, edges: Any, static: Static, form: Any
 ) -> jax.Array:
+    graph, edges = in_row_order(graph, edges, h_r.shape[1:-1])
     scored, values = pointwise.fork(h_s)
     raw = additive_scores(graph, scored, h_r, att, *form)
     return _attend_values(graph, raw, values, edges, static)
