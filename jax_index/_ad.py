@@ -82,12 +82,14 @@ def jit(fun: Callable[..., Any], static_argnums: Sequence[int] = ()) -> Callable
     return call
 
 
-# The sum of two float arrays of one shape and dtype, with rules of its own: ops.pointwise.add.
+# The sum of two arrays of one of these dtypes and of one shape, with rules of its own:
+# ops.pointwise.add.
 adder: Callable[[Any, Any], Any] = ad.add_jaxvals
+_ADDED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 
 def _total(terms: list[Any]) -> Any:
-    own = terms[0].dtype in ("float16", "bfloat16", "float32", "float64")
+    own = terms[0].dtype in _ADDED
     return functools.reduce(adder if own else ad.add_jaxvals, terms)
 
 

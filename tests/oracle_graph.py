@@ -19,8 +19,13 @@ SUB_BYTE = ("int2", "uint2", "int4", "uint4")
 
 
 def fma(a, b, c):
-    """a b + c, rounded once; integers wrap."""
+    """a b + c, rounded once; integers wrap; of complex numbers twice for each part."""
     a, b, c = np.broadcast_arrays(a, b, c)
+    if a.dtype.kind == "c":
+        out = np.empty(a.shape, a.dtype)
+        out.real = fma(-a.imag, b.imag, fma(a.real, b.real, c.real))
+        out.imag = fma(a.imag, b.real, fma(a.real, b.imag, c.imag))
+        return out
     if a.dtype.kind in "iu":
         return a * b + c
     with np.errstate(all="ignore"):

@@ -236,7 +236,7 @@ def test_spmm_is_the_product_with_a_sparse_matrix(device, rng, form):
 def dense_spmm(given_graph, x, w):
     senders, receivers = joined(*given_graph)
     S, R = (
-        jnp.asarray(np.eye(k + 1)[ids, :k])
+        jnp.asarray(np.eye(k + 1)[ids, :k], x.dtype)
         for ids, k in zip((senders, receivers), given_graph[2:], strict=True)
     )
     y = jnp.einsum("es,s...->e...", S, x)
@@ -247,7 +247,7 @@ def dense_spmm(given_graph, x, w):
 def dense_sddmm(given_graph, x, y):
     senders, receivers = joined(*given_graph)
     S, R = (
-        jnp.asarray(np.eye(k + 1)[ids, :k])
+        jnp.asarray(np.eye(k + 1)[ids, :k], x.dtype)
         for ids, k in zip((senders, receivers), given_graph[2:], strict=True)
     )
     return (jnp.einsum("es,s...->e...", S, x) * jnp.einsum("er,r...->e...", R, y)).sum(-1)

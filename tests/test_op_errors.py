@@ -262,8 +262,8 @@ TABLE = [
         "x must be of a numeric dtype, got dtype bool. Count with x.astype(jnp.int32).",
     ),
     (
-        "spmm",
-        lambda: spmm(graph(), f32(2), c64(3)),
+        "graph_attention",
+        lambda: graph_attention(graph(), *nodes(), weights=c64(3)),
         TypeError,
         "weights must be real, got dtype complex64. Multiply real and imaginary parts separately.",
     ),

@@ -95,11 +95,13 @@ def test_extrema_of_other_types(dtype):
     assert out.tolist() == [0, most, 1]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("kind", [None, (2,)], ids=str)
-def test_products(rng, kind):
+def test_products(rng, kind, dtype):
     graph = Graph(*GIVEN[:2], num_senders=5, num_receivers=4, mode="drop")
     with oracle.x64():
-        draw = lambda *shape: jnp.asarray(rng.standard_normal(shape))
+        part = lambda shape: rng.standard_normal(shape) * (1j if dtype == "complex128" else 1)
+        draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) + part(shape))
         x, y = draw(5, 2, 3), draw(4, 2, 3)
         w = [] if kind is None else [draw(25, *kind)]
         ours = lambda x, *w: jax_index.spmm(graph, x, *w)

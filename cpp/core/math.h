@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // fma, exp and log with the same bits on every machine: one text for a CUDA thread and a SIMD
 // register, every contraction written out. exp and log are within one unit in the last place.
+// Complex numbers are pairs of neighbouring reals.
 //
 // Method: exp(x) = 2^n exp(r) with r = x - n ln 2 in [-ln 2 / 2, ln 2 / 2] and the series of exp;
 // log(2^e f) with f in [sqrt(1/2), sqrt(2)): log f = 2 atanh((f - 1) / (f + 1)) by its series.
 #pragma once
+
+#include <utility>
 
 #include "core/vec.h"
 
@@ -58,6 +61,106 @@ JI_HD Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
     return a * b + c;  // never: a CUDA thread owns scalars
 #endif
   }
+}
+
+// A product of complex numbers that is added to a sum:
+// re = fma(-wi, xi, fma(wr, xr, re)), im = fma(wi, xr, fma(wr, xi, im)).
+
+namespace detail {
+
+// The lanes of each pair exchanged, or one of them in the place of both.
+enum class Pairs { kSwapped, kReal, kImaginary };
+
+constexpr int lane_of(Pairs which, int lane) {
+  return which == Pairs::kSwapped ? lane ^ 1 : which == Pairs::kReal ? lane & ~1 : lane | 1;
+}
+
+#if !defined(__CUDACC__)
+template <class A, int L, Pairs which, int... Lanes>
+JI_HD Vec<A, L> pick_lanes(Vec<A, L> v, std::integer_sequence<int, Lanes...>) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define JI_SHUFFLE
+#endif
+#endif
+#if defined(JI_SHUFFLE)
+#undef JI_SHUFFLE
+  return __builtin_shufflevector(v, v, lane_of(which, Lanes)...);
+#else
+  return Vec<A, L>{v[lane_of(which, Lanes)]...};
+#endif
+}
+#endif
+
+// A factor for each lane of pairs: its real part, and its imaginary part with the sign of the lane.
+template <class A, int L>
+struct ComplexFactor {
+  Vec<A, L> re, im;
+
+#if !defined(__CUDACC__)
+  static constexpr auto kLanes = std::make_integer_sequence<int, L>{};
+  static JI_HD Vec<A, L> sign() {
+    Vec<A, L> out{};
+    for (int i = 0; i < L; ++i) out[i] = i % 2 ? A(1) : A(-1);
+    return out;
+  }
+  // Every pair has the same one.
+  JI_HD ComplexFactor(A real, A imaginary)
+      : re(Vec<A, L>{} + real), im(sign() * (Vec<A, L>{} + imaginary)) {}
+  // Each its own one.
+  JI_HD explicit ComplexFactor(Vec<A, L> w)
+      : re(pick_lanes<A, L, Pairs::kReal>(w, kLanes)),
+        im(sign() * pick_lanes<A, L, Pairs::kImaginary>(w, kLanes)) {}
+  JI_HD Vec<A, L> times(Vec<A, L> x, Vec<A, L> sum) const {
+    const Vec<A, L> swapped = pick_lanes<A, L, Pairs::kSwapped>(x, kLanes);
+    return fma<A, L>(im, swapped, fma<A, L>(re, x, sum));
+  }
+#endif
+};
+
+// Scalars: a number is a part of the tile and the next one.
+template <class A, int K>
+JI_HD void complex_pair(A real, A imaginary, const Tile<A, 1, K>& x, const Tile<A, 1, K>& sum,
+                        Tile<A, 1, K>& out) {
+  const A re = x.head;
+  const A im = x.tail.head;
+  out.head = fma<A, 1>(-imaginary, im, fma<A, 1>(real, re, sum.head));
+  out.tail.head = fma<A, 1>(imaginary, re, fma<A, 1>(real, im, sum.tail.head));
+}
+
+}  // namespace detail
+
+// sum + w x, w one number. Half a number, which no worker has, stays as it is.
+template <class A, int L, int K>
+JI_HD Tile<A, L, K> complex_fma(A real, A imaginary, const Tile<A, L, K>& x,
+                                const Tile<A, L, K>& sum) {
+  Tile<A, L, K> out = sum;
+  if constexpr (L > 1) {
+    const detail::ComplexFactor<A, L> w(real, imaginary);
+    out = tile_zip(x, sum, [&](Vec<A, L> v, Vec<A, L> total) { return w.times(v, total); });
+  } else if constexpr (K > 1) {
+    detail::complex_pair<A, K>(real, imaginary, x, sum, out);
+    if constexpr (K > 2)
+      out.tail.tail = complex_fma<A, L, K - 2>(real, imaginary, x.tail.tail, sum.tail.tail);
+  }
+  return out;
+}
+
+// sum + w x, number by number.
+template <class A, int L, int K>
+JI_HD Tile<A, L, K> complex_fma(const Tile<A, L, K>& w, const Tile<A, L, K>& x,
+                                const Tile<A, L, K>& sum) {
+  Tile<A, L, K> out = sum;
+  if constexpr (L > 1) {
+    out = tile_zip3(w, x, sum, [](Vec<A, L> factor, Vec<A, L> v, Vec<A, L> total) {
+      return detail::ComplexFactor<A, L>(factor).times(v, total);
+    });
+  } else if constexpr (K > 1) {
+    detail::complex_pair<A, K>(w.head, w.tail.head, x, sum, out);
+    if constexpr (K > 2)
+      out.tail.tail = complex_fma<A, L, K - 2>(w.tail.tail, x.tail.tail, sum.tail.tail);
+  }
+  return out;
 }
 
 namespace detail {

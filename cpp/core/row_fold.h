@@ -43,6 +43,7 @@ struct RowFoldArgs {
   i64 out_pitch = 0;
   Nest<kArrays> nest;
   DType dtype = DType::kF32;
+  bool complex = false;     // an element and the next one are a number; widths count elements
   MiniFloat mini;           // kF8, and the keys of an extremum
   bool other_wide = false;  // stored in the accumulator type
   bool row_wide = false;

@@ -170,6 +170,60 @@ struct ProductProgram {
   };
 };
 
+// The same of complex numbers, each a pair of neighbouring elements.
+template <class T_, Order order, bool OwnWeights = false>
+struct ComplexProgram {
+  using Monoid = Sum;
+  using T = T_;
+  using Finish = DivideFinish;
+  static constexpr bool kGrouped = true;
+  static constexpr bool kOwnWeights = OwnWeights;
+  using A = AccOf<T>;
+  using ProductsOf = ProductProgram<T, true, order>;
+  using Index = typename ProductsOf::Index;
+
+  template <int L, int K>
+  struct Items {
+    using Value = Tile<A, L, K>;
+    static constexpr int kLanes = OwnWeights ? L : 1;
+    static constexpr int kParts = OwnWeights ? K : 2;
+    struct Raw {
+      RawTile<T, L, K> x;
+      Tile<A, kLanes, kParts> w;
+    };
+    using Products = typename ProductsOf::template Items<L, K>;
+    Products products;
+
+    JI_HD Items(const RowFoldSlice<T>& s, const CsrView& csr, i64 column)
+        : products(s, csr, column) {
+      products.weights = s.other_at(OwnWeights ? column : 2 * group_of_column(s.a, column));
+    }
+    JI_HD void set_row(i64) {}
+    JI_HD auto from(i32 p) const { return products.from(p); }
+    JI_HD Index index(const typename Products::From& from, int u) const {
+      return products.index(from, u);
+    }
+    JI_HD Index nothing() const { return products.nothing(); }
+    JI_HD bool there(Index i) const { return products.there(i); }
+    JI_HD Raw fetch(Index i) const {
+      const RowFoldArgs& a = products.a;
+      const u8* weight = row_at(products.weights, i.edge, a.other_bytes);
+      Raw raw;
+      raw.x = load_shared<T, L, K>(row_at(products.data, i.source, a.edge_bytes));
+      raw.w = load_tile<T, kLanes, kParts>(reinterpret_cast<const BitsOf<T>*>(weight), a.mini);
+      return raw;
+    }
+    JI_HD Value add(const Value& acc, const Raw& raw) const {
+      const Value x = widen<T, L, K>(raw.x, products.a.mini);
+      if constexpr (OwnWeights) {
+        return complex_fma<A, L, K>(raw.w, x, acc);
+      } else {
+        return complex_fma<A, L, K>(raw.w.head, raw.w.tail.head, x, acc);
+      }
+    }
+  };
+};
+
 // A function of z = x + r, x a row of another array and r the row's own value, times a weight of
 // the edge: leaky_relu(z) or its slope. The sums in the gradients of additive attention.
 template <class T_>

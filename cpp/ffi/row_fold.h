@@ -26,6 +26,7 @@ struct RowFoldOperands {
   std::optional<ffi::AnyBuffer> row = {};
   std::optional<ffi::AnyBuffer> other = {};
   std::optional<PlanArray> source = {};
+  bool out_pairs = false;  // the result has two elements in the place of each
 };
 
 // The accumulator type of the dtypes that are summed in a wider one.
@@ -66,8 +67,10 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, const Ro
     *wide = given != type_in && is_wide(given, type.dtype);
     return given == type_in || *wide;
   };
-  JI_CHECK(fits(in.out.element_type(), &a->out_wide), op, "result",
-           "y's dtype or its accumulator's", (int)in.out.element_type());
+  const XlaType type_out = in.out.element_type();
+  const XlaType pair = type_in == XlaType::F64 ? XlaType::C128 : XlaType::C64;
+  JI_CHECK(in.out_pairs ? type_out == pair : fits(type_out, &a->out_wide), op, "result",
+           "y's dtype or its accumulator's, or pairs where they are asked for", (int)type_out);
 
   const DataLayout from = data_layout(edges, axis);
   const DataLayout to = data_layout(shape, axis);
@@ -111,7 +114,9 @@ inline ffi::Error fill_row_fold(const char* op, const RowFoldAttrs& at, const Ro
   a->edges = in.edges.untyped_data();
   a->out = in.out.untyped_data();
   a->no_long_row = at.no_long_row;
+  a->complex = type.parts == 2;
   a->width = layout.width * type.parts;
+  a->group *= type.parts;
   a->edge_bytes = from.pitch * (i64)ffi::ByteWidth(type_in);
   if (in.other) a->other_bytes = other.pitch * (i64)ffi::ByteWidth(in.other->element_type());
   a->row_pitch = row.pitch * type.parts;

@@ -9,6 +9,7 @@
 #include "core/math.h"
 #include "core/nest.h"
 #include "core/row_fold.h"
+#include "core/scaled.h"
 
 namespace jax_index {
 
@@ -44,7 +45,8 @@ struct PointwiseArgs {
   X(ExpBelow) X(Softmax) X(SoftmaxGrad) X(LogSum) X(AddOffset) X(AddConstant) X(TieShare) \
   X(VarianceGrad) X(SqrtGrad) X(LeakyRelu) X(LeakyReluGrad) X(Clip) X(ClipGrad) \
   X(AddLeakyRelu) X(AddLeakyReluGrad) X(AttentionScore) X(AttentionExp) X(AttentionShare) \
-  X(AttentionNumerator) X(AttentionFactor) X(AttentionScoreGrad) X(AttentionRawGrad) X(Copy)
+  X(AttentionNumerator) X(AttentionFactor) X(AttentionScoreGrad) X(AttentionRawGrad) \
+  X(ProductOfOthers) X(Copy)
 // clang-format on
 
 enum class Function : i32 {
@@ -192,6 +194,8 @@ JI_FUNCTION(AttentionFactor, (attention_factor<A, L>(v)))
 JI_FUNCTION(AttentionScoreGrad, (attention_score_grad<A, L>(v)))
 JI_FUNCTION(AttentionRawGrad, (attention_raw_grad<A, L>(v)))
 JI_FUNCTION(Copy, v[0])
+// x, the row's product as core/scaled.h has it: its value and its code
+JI_FUNCTION(ProductOfOthers, (product_of_others<A, L>(v[0], v[1], v[2])))
 
 // Calls fn(struct of the function).
 template <class Fn>

@@ -3,7 +3,8 @@
 // product of two dense matrices: the adjoint of spmm with respect to its weights.
 //
 // The order of a dot: 32 accumulators from +0, a[j] = fma(x, y, a[j]) over the features j, j + 32,
-// …; then neighbours are added, (a0 + a1), (a2 + a3), …, five times.
+// …; then neighbours are added, (a0 + a1), (a2 + a3), …, five times. Of complex numbers too, each of
+// which is a pair of elements: re = fma(-xi, yi, fma(xr, yr, re)), im = fma(xi, yr, fma(xr, yi, im)).
 #pragma once
 
 #include "core/csr.h"
@@ -27,13 +28,14 @@ struct SddmmArgs {
   i64 num_x = 0;
   i64 num_y = 0;
   i64 groups = 0;
-  i64 depth = 0;    // elements of one dot
+  i64 depth = 0;    // elements of one dot, two for a complex feature
   i64 x_pitch = 0;  // elements from row to row
   i64 y_pitch = 0;
   i64 out_pitch = 0;
   Nest<kArrays> nest;
   DType dtype = DType::kF32;
   bool out_wide = false;  // stored in the accumulator type
+  bool complex = false;   // a feature is an element and the next one, and so is a dot
   // Additive attention: the dot of att and leaky_relu(x + y) instead.
   const void* att = nullptr;  // [slices, groups * depth]
   double slope = 0;

@@ -5,35 +5,50 @@
 namespace jax_index::JI_TARGET {
 namespace {
 
-template <class T, bool Additive = false>
+enum class Dot { kReal, kAdditive, kComplex };
+
+template <class T, Dot kind = Dot::kReal>
 struct SddmmCpu {
   using A = AccOf<T>;
   using Bits = BitsOf<T>;
+  static constexpr bool kAdditive = kind == Dot::kAdditive;
+  static constexpr int kPer = kind == Dot::kComplex ? 2 : 1;  // elements of a number
   static constexpr int kLanes = kRegisterBytes / (int)sizeof(A);
-  static constexpr int kParts = kDotLanes / kLanes;
+  static constexpr int kWide = kPer * kDotLanes;  // elements of all accumulators
+  static constexpr int kParts = kWide / kLanes;
+  using Number = Tile<A, 1, kPer>;
   const SddmmArgs& a;
 
-  A dot(const Bits* x, const Bits* y, const Bits* att) const {
-    Vec<A, kLanes> part[kParts] = {};
+  template <int L, int K>
+  Tile<A, L, K> step(const Bits* x, const Bits* y, const Bits* att,
+                     const Tile<A, L, K>& sum) const {
     const MiniFloat none;
-    const A slope = (A)a.slope;
-    const auto load = [&](const Bits* at) { return load_tile<T, kLanes, 1>(at, none).head; };
-    const auto one = [&](const Bits* at) { return Codec<T>::template decode<1>(*at, none); };
+    const auto load = [&](const Bits* at) { return load_tile<T, L, K>(at, none); };
+    if constexpr (kind == Dot::kComplex) {
+      return complex_fma<A, L, K>(load(x), load(y), sum);
+    } else {
+      Tile<A, L, K> shared{};
+      if constexpr (kAdditive) shared = load(att);
+      return {dot_step<A, L, kAdditive>(load(x).head, load(y).head, shared.head, (A)a.slope,
+                                        sum.head)};
+    }
+  }
+
+  Number dot(const Bits* x, const Bits* y, const Bits* att) const {
+    Tile<A, kLanes, 1> part[kParts] = {};
     i64 d = 0;
-    for (; d + kDotLanes <= a.depth; d += kDotLanes)
+    for (; d + kWide <= a.depth; d += kWide)
       for (int k = 0; k < kParts; ++k) {
         const i64 at = d + k * kLanes;
-        Vec<A, kLanes> shared{};
-        if constexpr (Additive) shared = load(att + at);
-        part[k] = dot_step<A, kLanes, Additive>(load(x + at), load(y + at), shared, slope, part[k]);
+        part[k] = step<kLanes, 1>(x + at, y + at, att + (kAdditive ? at : 0), part[k]);
       }
-    A sum[kDotLanes];
+    Number sum[kDotLanes];
     memcpy(sum, part, sizeof(sum));
-    for (int j = 0; d + j < a.depth; ++j)
-      sum[j] = dot_step<A, 1, Additive>(one(x + d + j), one(y + d + j),
-                                        Additive ? one(att + d + j) : A(0), slope, sum[j]);
+    for (int j = 0; d < a.depth; ++j, d += kPer)
+      sum[j] = step<1, kPer>(x + d, y + d, att + (kAdditive ? d : 0), sum[j]);
     for (int count = kDotLanes / 2; count > 0; count /= 2)
-      for (int j = 0; j < count; ++j) sum[j] = sum[2 * j] + sum[2 * j + 1];
+      for (int j = 0; j < count; ++j)
+        sum[j] = TileFold<Sum, Number>::combine(sum[2 * j], sum[2 * j + 1]);
     return sum[0];
   }
 
@@ -41,7 +56,7 @@ struct SddmmCpu {
     constexpr i64 kAhead = 8;
     const Bits* x = static_cast<const Bits*>(a.x) + s.at(SddmmArgs::kX);
     const Bits* y = static_cast<const Bits*>(a.y) + s.at(SddmmArgs::kY);
-    const Bits* att = Additive ? static_cast<const Bits*>(a.att) + s.at(SddmmArgs::kAtt) : nullptr;
+    const Bits* att = kAdditive ? static_cast<const Bits*>(a.att) + s.at(SddmmArgs::kAtt) : nullptr;
     const i64 out = s.at(SddmmArgs::kOut);
     for (i64 p = first; p < last; ++p) {
       const Pair next = p + kAhead < last ? s.pair(p + kAhead) : Pair{};
@@ -51,12 +66,14 @@ struct SddmmCpu {
       }
       const Pair pair = s.pair(p);
       if (pair.edge < 0) continue;
-      for (i64 g = 0; g < a.groups; ++g)
-        store_dot<T>(a, out + pair.edge * a.out_pitch + g,
-                     pair.there() ? dot(x + pair.x * a.x_pitch + g * a.depth,
-                                        y + pair.y * a.y_pitch + g * a.depth,
-                                        Additive ? att + g * a.depth : nullptr)
-                                  : A(0));
+      for (i64 g = 0; g < a.groups; ++g) {
+        Number value{};
+        if (pair.there())
+          value = dot(x + pair.x * a.x_pitch + g * a.depth, y + pair.y * a.y_pitch + g * a.depth,
+                      kAdditive ? att + g * a.depth : nullptr);
+        const i64 to = out + pair.edge * a.out_pitch + g * kPer;
+        tile_each(value, [&](int k, A part) { store_dot<T>(a, to + k, part); });
+      }
     }
   }
 
@@ -76,7 +93,10 @@ struct SddmmCpu {
 
 template <class T>
 void run_type(const Cpu& cpu, const SddmmArgs& a) {
-  if (a.att) return SddmmCpu<T, true>{a}.run(cpu);
+  if constexpr (sizeof(BitsOf<T>) >= 4) {
+    if (a.complex) return SddmmCpu<T, Dot::kComplex>{a}.run(cpu);
+  }
+  if (a.att) return SddmmCpu<T, Dot::kAdditive>{a}.run(cpu);
   SddmmCpu<T>{a}.run(cpu);
 }
 

@@ -283,9 +283,68 @@ void dots(const Cuda& cuda, const SddmmArgs& a) {
   });
 }
 
+// Dots of complex numbers: a team for each, every thread with one accumulator.
+template <class Policy, class T>
+__global__ __launch_bounds__(Policy::kThreads) void complex_dot_kernel(
+    const __grid_constant__ SddmmArgs a, const __grid_constant__ DotGrid g) {
+  using Number = Tile<T, 1, 2>;
+  const MiniFloat none;
+  const int lane = (int)threadIdx.x & (g.team - 1);
+  i64 dot = (g.first_block + blockIdx.x) * (Policy::kThreads / g.team) + threadIdx.x / (u32)g.team;
+  // Threads of a warp stay together: a team without work goes through the motions.
+  const bool inside = dot < a.nest.slices * g.per_slice;
+  if (!inside) dot = 0;
+  const SddmmSlice s{a, dot / g.per_slice};
+  const i64 position = dot % g.per_slice / a.groups;
+  const i64 group = dot % a.groups;
+  Pair pair;
+  if (inside) pair = s.pair(position);
+  Number sum = {};
+  if (pair.there()) {
+    const T* x = static_cast<const T*>(a.x) + s.at(SddmmArgs::kX) + pair.x * a.x_pitch;
+    const T* y = static_cast<const T*>(a.y) + s.at(SddmmArgs::kY) + pair.y * a.y_pitch;
+    x += group * a.depth;
+    y += group * a.depth;
+    for (i64 d = 2 * lane; d < a.depth; d += 2 * kDotLanes)
+      sum = complex_fma<T, 1, 2>(load_tile<T, 1, 2>(x + d, none), load_tile<T, 1, 2>(y + d, none),
+                                 sum);
+  }
+  for (int step = 1; step < g.team; step *= 2) {
+    const T re = __shfl_xor_sync(~0u, sum.head, step);
+    const T im = __shfl_xor_sync(~0u, sum.tail.head, step);
+    sum.head = sum.head + re;
+    sum.tail.head = sum.tail.head + im;
+  }
+  // The levels that a small team leaves out add +0.
+  if (g.team < kDotLanes) sum = {sum.head + T(0), {sum.tail.head + T(0)}};
+  if (lane != 0 || pair.edge < 0) return;
+  if (!pair.there()) sum = {};
+  const i64 to = s.at(SddmmArgs::kOut) + pair.edge * a.out_pitch + 2 * group;
+  store_dot<T>(a, to, sum.head);
+  store_dot<T>(a, to + 1, sum.tail.head);
+}
+
+template <class T>
+void complex_dots(const Cuda& cuda, const SddmmArgs& a) {
+  using Policy = Dots;
+  DotGrid g = {};
+  g.per_slice = a.num_edges * a.groups;
+  g.team = 1;
+  while (g.team < kDotLanes && 2 * g.team < a.depth) g.team *= 2;
+  const i64 per_block = Policy::kThreads / g.team;
+  for_each_grid(ceil_div(a.nest.slices * g.per_slice, per_block), [&](i64 first, unsigned grid) {
+    g.first_block = first;
+    complex_dot_kernel<Policy, T><<<grid, Policy::kThreads, 0, cuda.stream>>>(a, g);
+  });
+}
+
 }  // namespace
 
 void run(const Cuda& cuda, const SddmmArgs& a) {
+  if (a.complex) {
+    if (a.dtype == DType::kF64) return complex_dots<double>(cuda, a);
+    return complex_dots<float>(cuda, a);
+  }
   switch (a.dtype) {
     case DType::kF64:
       return dots<double, 2>(cuda, a);

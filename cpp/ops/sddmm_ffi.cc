@@ -63,15 +63,16 @@ ffi::Error sddmm(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y,
     *arrays[k] = array.typed_data();
   }
   SumType type;
-  JI_CHECK(sum_type(x.element_type(), &type) && type.parts == 1 && type.dtype != DType::kF8 &&
+  JI_CHECK(sum_type(x.element_type(), &type) && type.dtype != DType::kF8 &&
                type.dtype != DType::kU8 && type.dtype != DType::kU16,
            op, "x", "a float of 16 bits and more, or integers of 32 and more",
            (int)x.element_type());
-  const bool is_float = type.dtype != DType::kU32 && type.dtype != DType::kU64;
+  const bool is_real = type.parts == 1;
+  const bool is_float = is_real && type.dtype != DType::kU32 && type.dtype != DType::kU64;
   JI_CHECK(!additive || is_float, op, "x", "a float", (int)x.element_type());
   JI_CHECK(y.element_type() == x.element_type(), op, "y", "x's dtype", (int)y.element_type());
   a.out_wide = out->element_type() != x.element_type();
-  JI_CHECK(!a.out_wide || (out->element_type() == XlaType::F32 &&
+  JI_CHECK(!a.out_wide || (is_real && out->element_type() == XlaType::F32 &&
                            (type.dtype == DType::kF16 || type.dtype == DType::kBF16)),
            op, "result", "x's dtype or its accumulator's", (int)out->element_type());
   if (out->element_count() == 0) return ffi::Error::Success();
@@ -83,7 +84,8 @@ ffi::Error sddmm(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y,
   // A plan that is batched along an axis of the dot would mix dots; Python never asks for it.
   JI_CHECK(layout.inner <= (i64)result.size(), op, "x", "batch axes before those of a dot",
            layout.inner);
-  a.depth = product(full, result.size(), full.size());
+  a.complex = !is_real;
+  a.depth = product(full, result.size(), full.size()) * type.parts;
   a.groups = product(full, layout.inner, result.size());
   JI_CHECK(make_nest(layout,
                      {&from_x.stride, &from_y.stride, &to.stride, ordered ? &strides[0] : nullptr,
@@ -91,17 +93,19 @@ ffi::Error sddmm(ContextArgument context, ffi::AnyBuffer x, ffi::AnyBuffer y,
                       additive ? &from_att.stride : nullptr},
                      &a.nest),
            op, "x", "at most 24 separate batch axes", layout.loops.size());
+  for (int d = 0; d < a.nest.rank; ++d)
+    for (int k : {SddmmArgs::kX, SddmmArgs::kY, SddmmArgs::kOut}) a.nest.stride[d][k] *= type.parts;
   a.x = x.untyped_data();
   a.y = y.untyped_data();
   a.out = out->untyped_data();
-  a.x_pitch = from_x.pitch;
-  a.y_pitch = from_y.pitch;
+  a.x_pitch = from_x.pitch * type.parts;
+  a.y_pitch = from_y.pitch * type.parts;
   // One row of y for all edges is read again for each.
   if (!y_indexed && a.num_y == 1) {
     a.num_y = a.num_edges;
     a.y_pitch = 0;
   }
-  a.out_pitch = to.pitch;
+  a.out_pitch = to.pitch * type.parts;
   a.dtype = type.dtype;
   run_on(device_of(context), a);
   return launch_status(op);

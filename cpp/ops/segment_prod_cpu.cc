@@ -5,6 +5,10 @@
 namespace jax_index::JI_TARGET {
 
 void run(const Cpu& cpu, const SegmentProdArgs& a) {
+  if (a.scaled) {
+    if (a.dtype == DType::kF64) return RowFoldCpu<ScaledProgram<double>>{a}.run(cpu);
+    return RowFoldCpu<ScaledProgram<float>>{a}.run(cpu);
+  }
   switch (a.dtype) {
     case DType::kF64:
       return run_sums<Product, double>(cpu, a);

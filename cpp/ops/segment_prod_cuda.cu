@@ -11,9 +11,19 @@ void products(const Cuda& cuda, const RowFoldArgs& a) {
   finish_partials<AddFinish, Product, T>(cuda, a);
 }
 
+template <class F>
+void scaled_products(const Cuda& cuda, const RowFoldArgs& a) {
+  launch_wide<ScaledProgram<F>, 1>(cuda, a);
+  finish_partials<ScaledFinish, ScaledProduct, Scaled<F>>(cuda, a);
+}
+
 }  // namespace
 
 void run(const Cuda& cuda, const SegmentProdArgs& a) {
+  if (a.scaled) {
+    if (a.dtype == DType::kF64) return scaled_products<double>(cuda, a);
+    return scaled_products<float>(cuda, a);
+  }
   switch (a.dtype) {
     case DType::kF64:
       return products<double>(cuda, a);

@@ -10,6 +10,11 @@ void run_type(const Cpu& cpu, const RowFoldArgs& a) {
   if constexpr (AccOf<T>(0.5) > AccOf<T>(0)) {
     if (a.additive) return RowFoldCpu<AdditiveProgram<T>>{a}.run(cpu);
   }
+  if constexpr (sizeof(BitsOf<T>) >= 4 && AccOf<T>(0.5) > AccOf<T>(0)) {
+    if (a.complex && a.other && a.group == 2)
+      return RowFoldCpu<ComplexProgram<T, Order::kEither, true>>{a}.run(cpu);
+    if (a.complex && a.other) return RowFoldCpu<ComplexProgram<T, Order::kEither>>{a}.run(cpu);
+  }
   if (!a.other) return RowFoldCpu<ProductProgram<T, false, Order::kEither>>{a}.run(cpu);
   if constexpr (sizeof(BitsOf<T>) == sizeof(AccOf<T>)) {
     if (a.group == 1) return RowFoldCpu<ProductProgram<T, true, Order::kEither, true>>{a}.run(cpu);

@@ -39,9 +39,20 @@ void products(const Cuda& cuda, const RowFoldArgs& a) {
   finish_partials<DivideFinish, Sum, T>(cuda, a);
 }
 
+// A thread owns one number.
+template <class T>
+void complex_products(const Cuda& cuda, const RowFoldArgs& a) {
+  launch_staged<ComplexProgram<T, Order::kEither>, 2>(cuda, a);
+  finish_partials<DivideFinish, Sum, T>(cuda, a);
+}
+
 }  // namespace
 
 void run(const Cuda& cuda, const SpmmArgs& a) {
+  if (a.complex && a.other) {
+    if (a.dtype == DType::kF64) return complex_products<double>(cuda, a);
+    return complex_products<float>(cuda, a);
+  }
   switch (a.dtype) {
     case DType::kF64:
       return products<double, 2, false>(cuda, a);

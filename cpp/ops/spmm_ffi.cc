@@ -24,8 +24,9 @@ ffi::Error spmm(ContextArgument context, ffi::AnyBuffer x, PlanArray ids, PlanAr
   ffi::Error error = fill_row_fold("spmm", at, in, &a);
   if (error.failure() || out->element_count() == 0) return error;
   const bool known = a.dtype != DType::kF8 && a.dtype != DType::kU8 && a.dtype != DType::kU16;
-  JI_CHECK(known && x.element_type() != XlaType::C64 && x.element_type() != XlaType::C128, "spmm",
-           "x", "a float of 16 bits and more, or integers of 32 and more", (int)x.element_type());
+  JI_CHECK(known, "spmm", "x", "a float of 16 bits and more, or integers of 32 and more",
+           (int)x.element_type());
+  JI_CHECK(!a.complex || !by_row, "spmm", "row operand", "none of complex numbers", by_row);
   const bool narrow = a.dtype == DType::kF16 || a.dtype == DType::kBF16;
   JI_CHECK(!divided || !narrow || a.row_wide, "spmm", "divisor", "of the accumulator type",
            (int)in.row->element_type());

@@ -31,6 +31,7 @@ FILE = Path(__file__).parent / "bits.json"
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz")
 OTHERS = ("int8", "int32", "uint16", "complex64")
+PRODUCTS = ("spmm", "spmm.weights", "spmm.full", "sddmm")
 SEGMENTS = ("sum", "mean", "max", "min", "prod", "var", "std", "softmax", "logsumexp")
 
 
@@ -104,6 +105,8 @@ def cases() -> Iterator[Case]:
         for dtype in ("float32", *narrow):
             yield from _together(f"{pattern}/{dtype}", _segments(plan, dtype))
             yield from _together(f"{pattern}/{dtype}", _graphs(plan, dtype))
+        products = {op: call for op, call in _graphs(plan, "complex64").items() if op in PRODUCTS}
+        yield from _together(f"{pattern}/complex64", products)
 
 
 # A function of arrays, and the arrays: its value, and the gradient with itself as the cotangent.

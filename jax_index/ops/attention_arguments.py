@@ -83,7 +83,7 @@ def edge_arrays(op: str, graph: Graph, shape: tuple[int, ...], dtype: Any, **giv
             1 if d < value.ndim - 1 and value.shape[d + 1] == 1 else size
             for d, size in enumerate(shape)
         )
-        value = per_edge(op, name, value, graph, ones, "[*batch, heads]")
+        value = per_edge(op, name, value, graph, ones, "[*batch, heads]", real=True)
         if not jnp.issubdtype(value.dtype, jnp.floating):
             value = convert(value, dtype)
         out.append(convert(value, dtype))

@@ -34,11 +34,18 @@ def check_graph(op: str, graph: Any) -> Graph:
 
 
 def per_edge(
-    op: str, argument: str, value: Any, graph: Graph, shape: tuple[int, ...], of: str
+    op: str,
+    argument: str,
+    value: Any,
+    graph: Graph,
+    shape: tuple[int, ...],
+    of: str,
+    *,
+    real: bool = False,
 ) -> jax.Array:
     """Check an array of edges whose further axes are the first ones of `shape`."""
     value = _check.array(op, argument, value)
-    numeric(op, argument, value)
+    numeric(op, argument, value, real=real)
     if value.ndim == 0:
         fix = f"Give every edge one: jnp.full({graph.num_edges}, {argument})."
         _check.fail(ValueError, op, argument, f"[{graph.num_edges}, ...]", "a scalar", fix)
@@ -50,10 +57,10 @@ def per_edge(
     return value
 
 
-def numeric(op: str, argument: str, value: jax.Array) -> None:
-    """Check that an array holds real numbers that can be summed."""
+def numeric(op: str, argument: str, value: jax.Array, *, real: bool = False) -> None:
+    """Check that an array holds numbers that can be summed, or `real` ones alone."""
     rows.check_summable(op, argument, value.dtype)
-    if value.dtype.kind == "c":
+    if real and value.dtype.kind == "c":
         fix = "Multiply real and imaginary parts separately."
         _check.fail(TypeError, op, argument, "real", f"dtype {value.dtype}", fix)
 

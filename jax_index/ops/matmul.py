@@ -203,7 +203,7 @@ def spmm(graph: Graph, x: Any, weights: Any = None) -> jax.Array:
 
     Args:
         graph: a :class:`Graph` of m edges from n_s senders to n_r receivers.
-        x: ``[n_s, ...]``, integers or floats.
+        x: ``[n_s, ...]``, integers, floats or complex.
         weights: None (all 1), or ``[m, *prefix]`` with prefix a prefix of ``x.shape[1:]``: a weight
             for each edge, or for each edge and head.
 
@@ -212,17 +212,18 @@ def spmm(graph: Graph, x: Any, weights: Any = None) -> jax.Array:
         summed in float32 and rounded once; integers wrap. A receiver with no edge is 0.
 
     Raises:
-        TypeError: a wrong type of argument; bool or complex operands.
+        TypeError: a wrong type of argument; bool operands.
         ValueError: sizes that do not belong together.
 
     Gradient:
         ``spmm(graph.T, ct, weights)`` for x; for the weights the dots of
         ``x[senders[e]]`` and ``ct[receivers[e]]`` over the features that share a weight
-        (:func:`sddmm`). Any order of reverse mode.
+        (:func:`sddmm`); nothing is conjugated. Any order of reverse mode.
 
     Determinism:
-        The order of :func:`scatter_add`, each product entering its chunk as ``fma(w, x, sum)``:
-        equal bits on every machine.
+        The order of :func:`scatter_add`, each product entering its chunk as ``fma(w, x, sum)``, of
+        complex numbers as ``re = fma(-wi, xi, fma(wr, xr, re))`` and
+        ``im = fma(wi, xr, fma(wr, xi, im))``: equal bits on every machine.
 
     Example:
         >>> import jax.numpy as jnp, jax_index
@@ -410,9 +411,11 @@ _sddmm_jit = _ad.jit(edge_dots, static_argnums=(3, 4))
 def sddmm(graph: Graph, x: Any, y: Any) -> jax.Array:
     """Dot the ends of each edge: ``out[e] = Σ_d x[senders[e], d] y[receivers[e], d]``.
 
+    Complex numbers are multiplied as they are: no end is conjugated.
+
     Args:
         graph: a :class:`Graph` of m edges from n_s senders to n_r receivers.
-        x: ``[n_s, *prefix, D]``, integers or floats.
+        x: ``[n_s, *prefix, D]``, integers, floats or complex.
         y: ``[n_r, *prefix, D]``.
 
     Returns:
@@ -420,16 +423,18 @@ def sddmm(graph: Graph, x: Any, y: Any) -> jax.Array:
         summed in float32 and rounded once. An edge that the graph drops gives 0.
 
     Raises:
-        TypeError: a wrong type of argument; bool or complex operands.
+        TypeError: a wrong type of argument; bool operands.
         ValueError: sizes that do not belong together.
 
     Gradient:
-        ``spmm(graph.T, y, ct)`` for x and ``spmm(graph, x, ct)`` for y. Any order of reverse mode.
+        ``spmm(graph.T, y, ct)`` for x and ``spmm(graph, x, ct)`` for y; nothing is conjugated. Any
+        order of reverse mode.
 
     Determinism:
-        32 accumulators from +0, ``a[j] = fma(x, y, a[j])`` over the features j, j + 32, …; then
-        neighbours are added, five times. Equal bits on every machine; exchanging x and y changes
-        none of them.
+        32 accumulators from +0, ``a[j] = fma(x, y, a[j])`` over the features j, j + 32, …, of
+        complex numbers ``re = fma(-xi, yi, fma(xr, yr, re))`` and
+        ``im = fma(xi, yr, fma(xr, yi, im))``; then neighbours are added, five times. Equal bits on
+        every machine; exchanging real x and y changes none of them.
 
     Example:
         >>> import jax.numpy as jnp, jax_index

@@ -51,6 +51,7 @@ FUNCTIONS = (
     "attention_factor",
     "attention_score_grad",
     "attention_raw_grad",
+    "product_of_others",
     "copy",
 )
 NUMBER = {name: number for number, name in enumerate(FUNCTIONS)}
@@ -113,6 +114,25 @@ def plain_tie(x: Any, r: Any) -> Any:
     return (x == r) | (jnp.isnan(x) & jnp.isnan(r))
 
 
+def scaled_of(x: Any) -> tuple[Any, Any, Any]:
+    """Take floats apart as cpp/core/scaled.h does, in pure JAX: value, exponent, counts."""
+    counted = (x == 0) + 4 * jnp.isinf(x).astype(jnp.int32) + 16 * jnp.isnan(x).astype(jnp.int32)
+    value, exponent = jnp.frexp(jnp.where(counted == 0, x, jnp.copysign(1, x).astype(x.dtype)))
+    return value * 2, exponent - 1, counted
+
+
+def _product_of_others(x: Any, value: Any, code: Any) -> Any:
+    own, exponent, counted = scaled_of(x)
+    word = code.astype(jnp.int32)
+    counts = (word & 63) - counted
+    zeros, infinities, nans = (counts & (3 << k) for k in (0, 2, 4))
+    away = jnp.clip((word >> 6) - exponent, -4096, 4096)
+    out = jnp.where(zeros > 0, 0, jnp.ldexp(value / own, away))
+    infinite = jnp.copysign(jnp.inf, value / own).astype(x.dtype)
+    out = jnp.where(infinities > 0, jnp.where(zeros > 0, jnp.nan, infinite), out)
+    return jnp.where(nans > 0, jnp.nan, out)
+
+
 _MEANING: dict[str, Any] = {
     "add": jnp.add,
     "subtract": jnp.subtract,
@@ -138,6 +158,7 @@ _MEANING: dict[str, Any] = {
     "clip_grad": lambda x, ct, low, high: jnp.where((x < low) | (x > high), 0, ct),
     "add_leaky_relu": lambda x, y, slope: jnp.where(x + y >= 0, x + y, (x + y) * slope),
     "add_leaky_relu_grad": lambda x, y, ct, slope: jnp.where(x + y >= 0, ct, ct * slope),
+    "product_of_others": _product_of_others,
     "copy": lambda x: x,
 }
 
@@ -287,7 +308,10 @@ def rows_only(x: jax.Array, plan: Any) -> jax.Array:
 
 @_ad.custom_vjp(linear=((0, 1),))
 def add(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return a + b."""
+    """Return a + b; complex numbers part by part."""
+    if jnp.issubdtype(a.dtype, jnp.complexfloating):
+        parts = ((part(a), part(b)) for part in (jax.lax.real, jax.lax.imag))
+        return jax.lax.complex(*(_elementwise("add", *pair) for pair in parts))
     return _elementwise("add", a, b)
 
 

@@ -8,43 +8,83 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_index import _ad, _primitive
 from jax_index._plan import LONG_ROW, IndexPlan
 from jax_index.ops import pointwise, row_fold, rows
 
 
-def _abstract(y: Any, *plan: Any, **p: Any) -> Any:
+def _pair(dtype: Any) -> Any:
+    """Return the dtype of two numbers of `dtype`: what is kept of a product of its own range."""
+    return jnp.dtype("complex128" if dtype == np.float64 else "complex64")
+
+
+def _abstract(y: Any, *plan: Any, scaled: bool, **p: Any) -> Any:
+    if scaled:
+        y = y.update(dtype=_pair(y.dtype), weak_type=False)
     return row_fold.fold_abstract([y], plan, p["axis"], p["plan_axes"], p["no_long_row"])
 
 
-def _reference(y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, **p: Any) -> Any:
+def _reference(
+    y: Any, ids: Any, indptr: Any, perm: Any, tasks: Any, *, scaled: bool, **p: Any
+) -> Any:
     del ids, tasks
 
     def one(data: Any, plan: Any, axis: int) -> Any:
         (y,) = data
-        return row_fold.folded(y, plan, axis, 1, "mul")
+        return _scaled(y, plan, axis) if scaled else row_fold.folded(y, plan, axis, 1, "mul")
 
     out = _primitive.over_plans(one, [y], [indptr, perm], p["axis"], p["plan_axes"])
     return [out, row_fold.workspace(out, perm, p["axis"], p["no_long_row"])]
+
+
+def _scaled(y: Any, plan: Any, axis: int) -> Any:
+    """Multiply rows as cpp/core/scaled.h does, in pure JAX: pairs of the value and its code."""
+    indptr, perm = plan
+    n, m = indptr.shape[0] - 1, perm.shape[0]
+    ordered = jnp.moveaxis(_primitive.take_rows(y, perm, axis), axis, 0)
+    begins = jnp.zeros(m, bool).at[indptr[:n]].set(True, mode="drop")
+    begins = jnp.broadcast_to(_primitive.along(begins, y.ndim), ordered.shape)
+
+    def step(a: Any, b: Any) -> Any:
+        value, carry = jnp.frexp(jnp.where(b[0], 1, a[1]) * b[1])
+        exponent = jnp.where(b[0], 0, a[2]) + b[2] + carry - 1
+        return a[0] | b[0], value * 2, exponent
+
+    value, exponent, counted = pointwise.scaled_of(ordered)
+    _, values, exponents = jax.lax.associative_scan(step, (begins, value, exponent))
+    last = jnp.where(indptr[1:] > indptr[:-1], indptr[1:] - 1, -1)
+    found = _primitive.take_rows(values, last, 0, 1)
+    away = jnp.clip(_primitive.take_rows(exponents, last, 0), -4096, 4096)
+    kinds = [((counted >> k) & 1) << k for k in (0, 2, 4)]
+    counts = jnp.zeros_like(away)
+    for k, kind in zip((0, 2, 4), kinds, strict=True):
+        total = row_fold.folded(kind >> k, (indptr, jnp.arange(m)), 0, 0, "add")
+        counts += jnp.minimum(total, 2) << k
+    code = (away * 64 + counts).astype(y.dtype)
+    return jnp.moveaxis(jax.lax.complex(found, code), 0, axis)
+
+
+def _attributes(scaled: bool, **p: Any) -> dict[str, Any]:
+    return {**row_fold.plan_attributes(**p), "scaled": np.bool_(scaled)}
 
 
 segment_prod_p = _primitive.define(
     "segment_prod",
     abstract=_abstract,
     reference=_reference,
-    attributes=row_fold.plan_attributes,
+    attributes=_attributes,
     batch=partial(row_fold.batch, "segment_prod", 1),
 )
 
 
-def plain(data: jax.Array, plan: IndexPlan) -> jax.Array:
-    """Return the product of the edges of each row, of 32 or 64-bit numbers; no derivative."""
-    out, _ = segment_prod_p.bind(
-        data,
-        *plan.arrays,
-        **row_fold.walk(plan),
-    )
+def plain(data: jax.Array, plan: IndexPlan, scaled: bool = False) -> jax.Array:
+    """Return the product of the edges of each row, of 32 or 64-bit numbers; no derivative.
+
+    `scaled`: pairs of its value and of its code instead, in a complex dtype; see cpp/core/scaled.h.
+    """
+    out, _ = segment_prod_p.bind(data, *plan.arrays, **row_fold.walk(plan), scaled=scaled)
     return out
 
 
@@ -73,23 +113,12 @@ product.defvjp(_product_fwd, _product_bwd)
 def _others(data: jax.Array, plan: IndexPlan) -> jax.Array:
     """Return the product of the other edges of an edge's row.
 
-    That of the row without its zeros, divided by the edge; where the row has a zero, only the one
-    zero gets it; where it has two, nobody does.
+    That of all, with an exponent of its own, divided by the edge: nothing overflows or underflows
+    on the way. Zeros, infinities and NaNs are counted instead of multiplied.
     """
-    zero = _is_zero(data)
-    zeros = rows.gather(rows.sum_rows(zero.astype(jnp.int32), plan), plan)
-    filled = jnp.where(zero, jnp.ones((), data.dtype), data)
-    rest = rows.gather(plain(filled, plan), plan)
-    quotient = pointwise.apply("divide_or_zero", [rest, filled])
-    none = jnp.zeros((), data.dtype)
-    single = jnp.where(zero & (zeros == 1), rest, none)
-    return jnp.where(zeros == 0, quotient, single)
-
-
-def _is_zero(x: jax.Array) -> jax.Array:
-    """Whether x is 0 of either sign; a comparison of floats may take subnormal ones for it."""
-    word = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    return word << 1 == 0
+    pairs = plain(data, plan, scaled=True)
+    row = [jax.lax.real(pairs), jax.lax.imag(pairs)]
+    return pointwise.apply("product_of_others", [data], row, plan=plan)
 
 
 def _others_fwd(data: jax.Array, plan: IndexPlan) -> Any:
