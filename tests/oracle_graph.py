@@ -130,6 +130,38 @@ def prod(x, ids, num_rows):
     return narrow(out, x.dtype)
 
 
+def others(x, ids, num_rows):
+    """The product of the other edges of an edge's row: that of all, divided by the edge.
+
+    Numbers are (value, exponent) with 1 <= |value| < 2, so that nothing leaves the range on its
+    way; zeros, infinities and NaNs are counted.
+    """
+    kinds = [x == 0, np.isinf(x), np.isnan(x)]
+    counts = [take(row_sums(kind.astype(np.int64), ids, num_rows), ids) - kind for kind in kinds]
+    value, exponent = np.frexp(np.where(np.any(kinds, 0), np.copysign(x.dtype.type(1), x), x))
+    # Both parts are exact in float64.
+    numbers = np.stack([value * 2, exponent - 1], -1, dtype=np.float64)
+
+    def times(a, b):
+        product = (a[..., 0].astype(x.dtype) * b[..., 0].astype(x.dtype)).astype(np.float64)
+        carry = np.abs(product) >= 2
+        return np.stack([product / (1 + carry), a[..., 1] + b[..., 1] + carry], -1)
+
+    order, lengths = rows_of(ids, num_rows)
+    start = np.broadcast_to([1.0, 0.0], numbers.shape[1:])
+    rows = fold(lengths, lambda total, at: times(total, numbers[order[at]]), start, times)
+    whole = take(rows, ids, 1)
+    with np.errstate(all="ignore"):
+        quotient = whole[..., 0].astype(x.dtype) / numbers[..., 0].astype(x.dtype)
+        away = np.clip(whole[..., 1] - numbers[..., 1], -9999, 9999).astype(np.int32)
+        out = np.ldexp(quotient, away)
+    zeros, infinities, nans = (count > 0 for count in counts)
+    out = np.where(zeros, x.dtype.type(0), out)
+    infinite = np.where(zeros, x.dtype.type(np.nan), np.copysign(x.dtype.type(np.inf), quotient))
+    out = np.where(infinities, infinite, out)
+    return np.where(nans, x.dtype.type(np.nan), out)
+
+
 def extremum(x, ids, num_rows, smallest, empty):
     """NaN wins; of equal zeros the positive one in a maximum, the negative one in a minimum."""
     x = np.asarray(x)

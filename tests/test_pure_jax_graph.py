@@ -95,6 +95,18 @@ def test_extrema_of_other_types(dtype):
     assert out.tolist() == [0, most, 1]
 
 
+def test_products_of_segments_beyond_the_range():
+    x = jnp.asarray([1e30, 1e30, 2.0, 0.0, 1e-30, 3.0, jnp.inf, 0.5, jnp.nan, 4.0])
+    ids = [3, 3, 3, 0, 0, -1, 1, 1, 2, 2]
+    slope = jax.jit(jax.grad(lambda v: jax_index.segment_prod(v, ids, 5).sum()))
+    wanted = [2e30, 2e30, np.inf, 1e-30, 0, 0, 0.5, np.inf, 4, np.nan]
+    np.testing.assert_allclose(slope(x), wanted, rtol=1e-6)
+    # A row of a thousand: no product of its parts is in range, that of all is.
+    long = np.repeat([1e9, 1e-9], 500).astype(np.float32)
+    found = jax.jit(jax.grad(lambda v: jax_index.segment_prod(v, [0] * 1000, 1).sum()))(long)
+    np.testing.assert_allclose(found, np.repeat([1e-9, 1e9], 500), rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("kind", [None, (2,)], ids=str)
 def test_products(rng, kind, dtype):

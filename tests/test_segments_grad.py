@@ -29,15 +29,11 @@ def mean_grad(x, ids, n, ct):
 
 
 def prod_grad(x, ids, n, ct):
-    """The product without zeros, divided by the entry; where there is one zero, it gets that."""
+    """ct times the product of the others, in the type that products are computed in."""
     wide = oracle.widen(x)
-    zero = wide == 0
-    filled = np.where(zero, wide.dtype.type(1), wide)
-    rest = graph_oracle.take(graph_oracle.prod(filled, ids, n), ids)
-    zeros = graph_oracle.take(graph_oracle.row_sums(zero.astype(np.int32), ids, n), ids)
-    none = wide.dtype.type(0)
-    others = np.where(zeros == 0, rest / filled, np.where(zero & (zeros == 1), rest, none))
-    return oracle.narrow(graph_oracle.take(oracle.widen(ct), ids) * others, x.dtype)
+    with np.errstate(all="ignore"):
+        out = graph_oracle.take(oracle.widen(ct), ids) * graph_oracle.others(wide, ids, n)
+    return oracle.narrow(out, x.dtype)
 
 
 def softmax_grad(x, ids, n, ct):

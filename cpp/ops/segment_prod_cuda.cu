@@ -11,10 +11,16 @@ void products(const Cuda& cuda, const RowFoldArgs& a) {
   finish_partials<AddFinish, Product, T>(cuda, a);
 }
 
+// The accumulators are pairs: half as many columns fit into the memory of a block.
+struct ScaledPartials : Partials {
+  static constexpr int kColumns = Partials::kColumns / 2;
+};
+
 template <class F>
 void scaled_products(const Cuda& cuda, const RowFoldArgs& a) {
   launch_wide<ScaledProgram<F>, 1>(cuda, a);
-  finish_partials<ScaledFinish, ScaledProduct, Scaled<F>>(cuda, a);
+  if (!a.no_long_row && a.csr.num_edges > kGroup)
+    launch_partials<ScaledFinish, ScaledProduct, Scaled<F>, ScaledPartials>(cuda, a);
 }
 
 }  // namespace

@@ -114,21 +114,25 @@ def plain_tie(x: Any, r: Any) -> Any:
     return (x == r) | (jnp.isnan(x) & jnp.isnan(r))
 
 
+# The bits of a count of zeros, infinities and NaNs: the first one of each.
+COUNTS = (0, 2, 4)
+
+
 def scaled_of(x: Any) -> tuple[Any, Any, Any]:
     """Take floats apart as cpp/core/scaled.h does, in pure JAX: value, exponent, counts."""
-    counted = (x == 0) + 4 * jnp.isinf(x).astype(jnp.int32) + 16 * jnp.isnan(x).astype(jnp.int32)
-    value, exponent = jnp.frexp(jnp.where(counted == 0, x, jnp.copysign(1, x).astype(x.dtype)))
-    return value * 2, exponent - 1, counted
+    kinds = (x == 0, jnp.isinf(x), jnp.isnan(x))
+    counts = sum(kind.astype(jnp.int32) << k for k, kind in zip(COUNTS, kinds, strict=True))
+    value, exponent = jnp.frexp(jnp.where(counts == 0, x, jnp.copysign(jnp.ones_like(x), x)))
+    return value * 2, exponent - 1, counts
 
 
 def _product_of_others(x: Any, value: Any, code: Any) -> Any:
-    own, exponent, counted = scaled_of(x)
+    own, exponent, counts = scaled_of(x)
     word = code.astype(jnp.int32)
-    counts = (word & 63) - counted
-    zeros, infinities, nans = (counts & (3 << k) for k in (0, 2, 4))
+    zeros, infinities, nans = (((word & 63) - counts) & (3 << k) for k in COUNTS)
     away = jnp.clip((word >> 6) - exponent, -4096, 4096)
     out = jnp.where(zeros > 0, 0, jnp.ldexp(value / own, away))
-    infinite = jnp.copysign(jnp.inf, value / own).astype(x.dtype)
+    infinite = jnp.copysign(jnp.full_like(x, jnp.inf), value / own)
     out = jnp.where(infinities > 0, jnp.where(zeros > 0, jnp.nan, infinite), out)
     return jnp.where(nans > 0, jnp.nan, out)
 

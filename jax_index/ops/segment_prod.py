@@ -52,17 +52,16 @@ def _scaled(y: Any, plan: Any, axis: int) -> Any:
         exponent = jnp.where(b[0], 0, a[2]) + b[2] + carry - 1
         return a[0] | b[0], value * 2, exponent
 
-    value, exponent, counted = pointwise.scaled_of(ordered)
+    value, exponent, counts = pointwise.scaled_of(ordered)
     _, values, exponents = jax.lax.associative_scan(step, (begins, value, exponent))
     last = jnp.where(indptr[1:] > indptr[:-1], indptr[1:] - 1, -1)
     found = _primitive.take_rows(values, last, 0, 1)
     away = jnp.clip(_primitive.take_rows(exponents, last, 0), -4096, 4096)
-    kinds = [((counted >> k) & 1) << k for k in (0, 2, 4)]
-    counts = jnp.zeros_like(away)
-    for k, kind in zip((0, 2, 4), kinds, strict=True):
-        total = row_fold.folded(kind >> k, (indptr, jnp.arange(m)), 0, 0, "add")
-        counts += jnp.minimum(total, 2) << k
-    code = (away * 64 + counts).astype(y.dtype)
+    by_row = jnp.zeros_like(away)
+    for k in pointwise.COUNTS:
+        total = row_fold.folded((counts >> k) & 1, (indptr, jnp.arange(m)), 0, 0, "add")
+        by_row |= jnp.minimum(total, 2) << k
+    code = (away * 64 + by_row).astype(y.dtype)
     return jnp.moveaxis(jax.lax.complex(found, code), 0, axis)
 
 
