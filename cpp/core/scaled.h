@@ -129,8 +129,7 @@ struct TileFold<ScaledProduct, Tile<T, L, K>> {
     return out;
   }
   static JI_HD Tile<T, L, K> combine(const Tile<T, L, K>& a, const Tile<T, L, K>& b) {
-    return tile_zip(a, b,
-                    [](const V& x, const V& y) { return ScaledProduct::combine(x, y); });
+    return tile_zip(a, b, [](const V& x, const V& y) { return ScaledProduct::combine(x, y); });
   }
 };
 

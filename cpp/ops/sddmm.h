@@ -3,8 +3,9 @@
 // product of two dense matrices: the adjoint of spmm with respect to its weights.
 //
 // The order of a dot: 32 accumulators from +0, a[j] = fma(x, y, a[j]) over the features j, j + 32,
-// …; then neighbours are added, (a0 + a1), (a2 + a3), …, five times. Of complex numbers too, each of
-// which is a pair of elements: re = fma(-xi, yi, fma(xr, yr, re)), im = fma(xi, yr, fma(xr, yi, im)).
+// …; then neighbours are added, (a0 + a1), (a2 + a3), …, five times. A complex feature is a pair of
+// elements, and so is its accumulator:
+// re = fma(-xi, yi, fma(xr, yr, re)), im = fma(xi, yr, fma(xr, yi, im)).
 #pragma once
 
 #include "core/csr.h"

@@ -29,8 +29,8 @@ struct SddmmCpu {
     } else {
       Tile<A, L, K> shared{};
       if constexpr (kAdditive) shared = load(att);
-      return {dot_step<A, L, kAdditive>(load(x).head, load(y).head, shared.head, (A)a.slope,
-                                        sum.head)};
+      return {
+          dot_step<A, L, kAdditive>(load(x).head, load(y).head, shared.head, (A)a.slope, sum.head)};
     }
   }
 

@@ -25,8 +25,7 @@ struct ScaledFinish {
                           const Tile<AccOf<T>, L, K>& number, i32) {
     using F = BitsOf<T>;
     // Distances are counted in pairs.
-    F* to = static_cast<F*>(s.a.out) +
-            2 * (s.at(RowFoldArgs::kOut) + row * s.a.out_pitch + column);
+    F* to = static_cast<F*>(s.a.out) + 2 * (s.at(RowFoldArgs::kOut) + row * s.a.out_pitch + column);
     tile_each(number, [&](int k, const ScaledLanes<F, L>& part) {
       const Vec<F, L> code = scaled_code<F, L>(part);
       F values[L];

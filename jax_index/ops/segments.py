@@ -264,10 +264,11 @@ def segment_prod(
         IndexError: an id out of range in mode "raise".
 
     Gradient:
-        The cotangent times the product of the other entries, which is that of all entries but zeros
-        divided by the entry, and right where entries are 0. Where that product is beyond the
-        dtype's range, or an entry is infinite, so is the gradient or it is NaN, although a product
-        of the others may be finite. Any order of reverse mode.
+        The cotangent times the product of the other entries, also where the product of all is 0 or
+        beyond the dtype's range: it is computed with an exponent of its own, divided by the entry
+        and rounded to the dtype; zeros, infinities and NaNs are counted instead of multiplied. Any
+        order of reverse mode; the second one and those above multiply what stands before an entry
+        and after it, in the dtype's range.
 
     Determinism:
         The order of :func:`scatter_add`, from 1: equal bits on every machine.
