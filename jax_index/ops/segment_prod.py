@@ -44,25 +44,30 @@ def _scaled(y: Any, plan: Any, axis: int) -> Any:
     indptr, perm = plan
     n, m = indptr.shape[0] - 1, perm.shape[0]
     ordered = jnp.moveaxis(_primitive.take_rows(y, perm, axis), axis, 0)
-    begins = jnp.zeros(m, bool).at[indptr[:n]].set(True, mode="drop")
-    begins = jnp.broadcast_to(_primitive.along(begins, y.ndim), ordered.shape)
+    place = jnp.arange(m, dtype=jnp.int32)
+    begins = jnp.zeros(m, jnp.int32).at[indptr[:n]].set(indptr[:n], mode="drop")
+    first = jax.lax.cummax(begins)
 
-    def step(a: Any, b: Any) -> Any:
-        value, carry = jnp.frexp(jnp.where(b[0], 1, a[1]) * b[1])
-        exponent = jnp.where(b[0], 0, a[2]) + b[2] + carry - 1
-        return a[0] | b[0], value * 2, exponent
+    def step(k: Any, state: Any) -> Any:
+        """Put what ends 2^k positions before a product in front of it, inside of its row."""
+        value, exponent = state
+        at = place - (1 << k)
+        at = jnp.where(at >= first, at, -1)
+        value, carry = jnp.frexp(_primitive.take_rows(value, at, 0, 1) * value)
+        return value * 2, _primitive.take_rows(exponent, at, 0) + exponent + carry - 1
 
     value, exponent, counts = pointwise.scaled_of(ordered)
-    _, values, exponents = jax.lax.associative_scan(step, (begins, value, exponent))
+    steps = max(m - 1, 0).bit_length()
+    value, exponent = jax.lax.fori_loop(0, steps, step, (value, exponent))
     last = jnp.where(indptr[1:] > indptr[:-1], indptr[1:] - 1, -1)
-    found = _primitive.take_rows(values, last, 0, 1)
-    away = jnp.clip(_primitive.take_rows(exponents, last, 0), -4096, 4096)
-    by_row = jnp.zeros_like(away)
+    value = _primitive.take_rows(value, last, 0, 1)
+    exponent = jnp.clip(_primitive.take_rows(exponent, last, 0), -4096, 4096)
+    by_row = jnp.zeros_like(exponent)
     for k in pointwise.COUNTS:
         total = row_fold.folded((counts >> k) & 1, (indptr, jnp.arange(m)), 0, 0, "add")
         by_row |= jnp.minimum(total, 2) << k
-    code = (away * 64 + by_row).astype(y.dtype)
-    return jnp.moveaxis(jax.lax.complex(found, code), 0, axis)
+    code = (exponent * 64 + by_row).astype(y.dtype)
+    return jnp.moveaxis(jax.lax.complex(value, code), 0, axis)
 
 
 def _attributes(scaled: bool, **p: Any) -> dict[str, Any]:
