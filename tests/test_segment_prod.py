@@ -24,11 +24,15 @@ settings.load_profile("here")
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan)
 
 
+@jax.jit
+def _pulled(x, ct, plan):
+    return jax.vjp(lambda v: segment_prod(v, plan), x)[1](ct)[0]
+
+
 def slope(x, ids, n, ct=None):
     """The cotangent of x where the result has the cotangent ct, or 1."""
     ct = np.ones((n, *x.shape[1:]), x.dtype) if ct is None else ct
-    back = jax.jit(lambda v, c, p: jax.vjp(lambda u: segment_prod(u, p), v)[1](c)[0])
-    return back(jnp.asarray(x), jnp.asarray(ct), make_plan(ids, n, mode="drop"))
+    return _pulled(jnp.asarray(x), jnp.asarray(ct), make_plan(ids, n, mode="drop").generic)
 
 
 def wide_range(rng, shape, dtype, special=0.0):
