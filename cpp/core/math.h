@@ -78,17 +78,7 @@ constexpr int lane_of(Pairs which, int lane) {
 #if !defined(__CUDACC__)
 template <class A, int L, Pairs which, int... Lanes>
 JI_HD Vec<A, L> pick_lanes(Vec<A, L> v, std::integer_sequence<int, Lanes...>) {
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define JI_SHUFFLE
-#endif
-#endif
-#if defined(JI_SHUFFLE)
-#undef JI_SHUFFLE
-  return __builtin_shufflevector(v, v, lane_of(which, Lanes)...);
-#else
   return Vec<A, L>{v[lane_of(which, Lanes)]...};
-#endif
 }
 #endif
 
@@ -104,9 +94,9 @@ struct ComplexFactor {
     for (int i = 0; i < L; ++i) out[i] = i % 2 ? A(1) : A(-1);
     return out;
   }
-  // Every pair has the same one.
+  // Every pair has the same one. Subtracting 0 keeps -0.
   JI_HD ComplexFactor(A real, A imaginary)
-      : re(Vec<A, L>{} + real), im(sign() * (Vec<A, L>{} + imaginary)) {}
+      : re(real - Vec<A, L>{}), im(sign() * (imaginary - Vec<A, L>{})) {}
   // Each its own one.
   JI_HD explicit ComplexFactor(Vec<A, L> w)
       : re(pick_lanes<A, L, Pairs::kReal>(w, kLanes)),
