@@ -334,7 +334,7 @@ def test_a_complex_sparse_matrix(device, rng):
 def test_a_part_of_a_graph(device, rng):
     spec = jax.sharding.PartitionSpec("parts")
     mesh = jax.make_mesh((1,), ("parts",), devices=[device])
-    parts = jax_index.partition(small_graph(), 1, sharding=jax.NamedSharding(mesh, spec))
+    parts = jax_index.partition(small_graph(), 1, sharding=jax.sharding.NamedSharding(mesh, spec))
     x, y, w = (jnp.asarray(normal(rng, s, "complex64")) for s in ((6, 2), (5, 2), 40))
 
     def layer(parts, x, y, w):
