@@ -28,7 +28,7 @@ struct ProductRows : WideRows<Accumulators> {
   static constexpr int kMinBlocks = Accumulators > 16 ? 6 : 8;
   static constexpr i64 kRowsOfTeam = 8;        // at most
   static constexpr i64 kRowsBesideLong = 4;    // where neighbouring rows may be heavy
-  static constexpr i64 kBusyWarps = 132 * 64;  // fewer leave a large GPU idle
+  static constexpr i64 kBusyWarps = 132 * 16;  // fewer leave a large GPU idle
 };
 
 // Rows of few words: a warp stages the words of its rows in shared memory.

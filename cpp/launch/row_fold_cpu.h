@@ -38,6 +38,11 @@ JI_HD void for_each_tile(i64 width, const Fn& fn) {
   for_each_tail<A, kLanes>(column, width, fn);
 }
 
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
 template <class Program>
 struct RowFoldCpu {
   using Monoid = typename Program::Monoid;
@@ -116,11 +121,15 @@ struct RowFoldCpu {
     return from;
   }
 
-  void rows(const RowFoldSlice<T>& s, i64 first, i64 last) const {
+  // Rows of more than `least` edges, and of at most kLongRow where the list of tasks has the
+  // others.
+  void rows(const RowFoldSlice<T>& s, i64 first, i64 last, i32 least = -1) const {
     const CsrView csr = s.csr();
     i64 asked = first < last ? row_range(csr, first).begin : 0;
     for (i64 row = first; row < last; ++row) {
       const RowRange edges = row_range(csr, row);
+      if (edges.count <= least) continue;
+      if (asked < edges.begin) asked = edges.begin;
       if (csr.perm || a.source)
         asked = ask_for(s, csr, asked, (i64)edges.begin + edges.count + kAhead);
       if (!a.no_long_row && edges.count > kLongRow) continue;
@@ -161,6 +170,84 @@ struct RowFoldCpu {
     });
   }
 
+  // Edges in memory order. A row of one chunk is the sum of its edges as they stand, so each may be
+  // added to its row where that lies: edges are read in sequence, and of the rows, which are fewer,
+  // the next ones are asked for ahead. Longer rows get a sum of another order, and are folded
+  // afterwards as always.
+
+  static constexpr bool kWalks = kSame<Program, SumProgram<Sum, T, Order::kEither>> &&
+                                 kSame<BitsOf<T>, A>;  // sums are stored as they are
+  static constexpr i64 kWalkedBytes = 128;             // of a row, at most
+  static constexpr i64 kWalkers = 3;                   // more threads are faster row by row
+
+  // Whether that pays: it is the work of one thread for each slice.
+  bool walks(i64 workers) const {
+    if (a.row || a.out_wide || !a.csr.perm || a.csr.num_edges < 1024) return false;
+    if (a.width * (i64)sizeof(A) > kWalkedBytes || workers > kWalkers * a.nest.slices) return false;
+    i64 in_chunks = 0;
+    const CsrView csr = RowFoldSlice<T>{a, 0}.csr();
+    for (i64 row = 0; row < csr.num_rows; ++row) {
+      const i32 count = row_range(csr, row).count;
+      if (count <= kChunk) in_chunks += count;
+    }
+    return 4 * in_chunks >= 3 * csr.num_edges;
+  }
+
+  template <int L>
+  static JI_HD void add_to(A* to, const BitsOf<T>* from) {
+    Vec<A, L> sum, value;
+    memcpy(&sum, to, sizeof(sum));
+    memcpy(&value, from, sizeof(value));
+    sum = Monoid::combine(sum, value);
+    memcpy(to, &sum, sizeof(sum));
+  }
+  template <int Width>
+  void walk_edges(const RowFoldSlice<T>& s) const {
+    constexpr i64 kAhead = 24;
+    constexpr i64 kNear = 1 << 19;  // bytes of rows that lie near anyhow
+    const CsrView csr = s.csr();
+    const i64 pitch = a.out_pitch;
+    const BitsOf<T>* data = s.edges();
+    A* out = s.out_acc();
+    for (i64 row = 0; row < csr.num_rows; ++row)
+      for (i64 k = 0; k < a.width; ++k) out[row * pitch + k] = Monoid::template identity<A>();
+    const auto add = [&](i64 e) {
+      const i32 row = csr.ids[e];
+      if ((u32)row >= (u32)csr.num_rows) return;
+      const auto* from = row_at(data, (i32)e, a.edge_bytes);
+      A* to = out + row * pitch;
+      if constexpr (Width > 0) return add_to<Width>(to, from);
+      i64 k = 0;
+      for (; k + 4 <= a.width; k += 4) add_to<4>(to + k, from + k);
+      for (; k < a.width; ++k) add_to<1>(to + k, from + k);
+    };
+    i64 e = 0;
+    if (csr.num_rows * pitch * (i64)sizeof(A) > kNear) {
+      for (; e + kAhead < csr.num_edges; ++e) {
+        const i32 next = csr.ids[e + kAhead];
+        JI_PREFETCH(out + ((u32)next < (u32)csr.num_rows ? next : 0) * pitch);
+        add(e);
+      }
+    }
+    for (; e < csr.num_edges; ++e) add(e);
+  }
+  void walk(const RowFoldSlice<T>& s) const {
+    switch (a.width) {
+      case 1:
+        return walk_edges<1>(s);
+      case 2:
+        return walk_edges<2>(s);
+      case 4:
+        return walk_edges<4>(s);
+      case 8:
+        return walk_edges<8>(s);
+      case 16:
+        return walk_edges<16>(s);
+      default:
+        return walk_edges<0>(s);
+    }
+  }
+
   // The first row r with indptr[r] + r >= goal: rows weigh one edge, so that empty rows count too.
   i64 split(const CsrView& csr, i64 goal) const {
     i64 low = 0;
@@ -187,6 +274,13 @@ struct RowFoldCpu {
     const i64 tasks = a.no_long_row ? 0 : count_tasks();
     const Cpu serial;
     const Cpu& device = bytes < kSerialBytes ? serial : cpu;
+    i32 least = -1;
+    if constexpr (kWalks) {
+      if (walks(workers)) {
+        least = kChunk;
+        for_each_block(device, slices, [&](i64 slice) { walk(RowFoldSlice<T>{a, slice}); });
+      }
+    }
     const i64 units = tasks + blocks;
     for_each_block(device, slices * units, [&](i64 unit) {
       const RowFoldSlice<T> s{a, unit / units};
@@ -198,7 +292,7 @@ struct RowFoldCpu {
         const i64 b = k - tasks;
         const i64 first = b == 0 ? 0 : split(s.csr(), b * goal);
         const i64 last = b + 1 == blocks ? a.csr.num_rows : split(s.csr(), (b + 1) * goal);
-        rows(s, first, last);
+        rows(s, first, last, least);
       }
     });
     const i64 giants = tasks < a.num_partials ? tasks : a.num_partials;
